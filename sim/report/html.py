@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from snapline.diagrams.page import page as framed
-from snapline.diagrams.page import picture
-from snapline.diagrams.style import clean, shortened, text
+from snapline.diagrams.style import clean, picture, shortened, text
+from snapline.diagrams.style import page as framed
 from snapline.sim.report.formatting import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.report.space_time_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline

@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.diagrams.legend import legend
-from snapline.diagrams.style import data, head, px, text, title
+from snapline.diagrams.style import data, head, legend, px, text, title
 from snapline.errors import UsageError
 from snapline.protocols.advice import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.policy import daly

@@ -110,7 +110,7 @@ class DominoReport:
         return f"<DominoReport: {self.rolled_back} of {len(self.line.agents)} agents go back, depth {self.depth}>"
 
     def _repr_html_(self) -> str:
-        from snapline.diagrams.page import picture
+        from snapline.diagrams.style import picture
 
         return f"{picture(self.svg())}{self.line._repr_html_()}"
 
@@ -147,7 +147,7 @@ class Trace:
         return f"<Trace: {len(self.agents)} agents, {len(self)} events>"
 
     def _repr_html_(self) -> str:
-        from snapline.diagrams.page import picture
+        from snapline.diagrams.style import picture
 
         return picture(self.domino().svg())
 

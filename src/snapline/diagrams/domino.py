@@ -12,15 +12,13 @@ import msgspec
 
 from snapline.diagrams.analyzed_trace import AnalyzedTrace
 from snapline.diagrams.chart import Plot
-from snapline.diagrams.legend import LEGEND
-from snapline.diagrams.page import page, picture
 from snapline.diagrams.scene import Scene
-from snapline.diagrams.style import text
+from snapline.diagrams.style import LEGEND, page, picture, text
 from snapline.diagrams.svg import ARROWS_MAX, draw, telling
 from snapline.recovery.trace import Trace
 from snapline.recovery.trace_analysis import analyze, redecide
 
-EVENTS_MAX = 2_000
+DOMINO_EVENTS_MAX = 2_000
 """Largest number of columns of the picture, which scrolls: more would make the browser slow."""
 
 STEP_MIN, STEP_MAX = 3, 10
@@ -77,7 +75,7 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
         trace, _ = redecide(trace, protocol)
     traced = AnalyzedTrace(trace, analyze(trace))
     scene = msgspec.structs.replace(
-        traced.scene(traced.window_of(None, events_max=EVENTS_MAX)),
+        traced.scene(traced.window_of(None, events_max=DOMINO_EVENTS_MAX)),
         legend=[name for name in LEGEND if name not in UNUSED_LEGEND],
         meanings={"line": "line after this round", "message orphan": "orphan that forced a rollback"},
     )

@@ -2,11 +2,19 @@
 
 Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. The light value precedes
 each variable as a plain colour, for viewers without variables. Every function is pure and deterministic.
+
+Legends: samples with their meanings, row by row.
+
+Frame of every page around pictures: one file that needs no network, in the reader's light or dark scheme.
+
+The page's policy forbids the network, and scripts too unless one is given. The caller escapes all text.
 """
 
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
+
+from snapline.diagrams.scene import Arrow, Scene
 
 COLORS = {
     "ink": ("#1f2328", "#e6edf3"),
@@ -230,3 +238,155 @@ def px(value: float) -> str:
     """Format a coordinate with one decimal: deterministic, short, and finer than a pixel."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded
+
+
+def legend(
+    entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
+) -> tuple[list[str], int]:
+    """Return samples with their meanings, row by row, with notes under them; and the height of the picture.
+
+    Args:
+        entries: a sample, 24 pixels wide around y = 0, and its meaning.
+        left: position of the first entry in a row. right: limit of a row with more than one entry.
+        top: the middle of the first row.
+    """
+    x, y = left, top
+    rows = ['<g class="legend">']
+    for sample, words in entries:
+        width = 50 + 7 * len(words)
+        if x > left and x + width > right:
+            x, y = left, y + 22
+        rows.append(f'<g transform="translate({x} {y})">{sample}<text x="30" y="4">{text(words)}</text></g>')
+        x += width
+    for note in notes:
+        y += 22
+        rows.append(f'<text class="faint" x="{left}" y="{y + 4}">{text(note)}</text>')
+    return [*rows, "</g>"], y + 24
+
+
+def entries_of(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[tuple[str, str]]:
+    """Yield the entries that occur in a scene, or that its own legend names, in the order of `LEGEND`."""
+    occurring = set(_occurring(scene, arrows) if scene.legend is None else scene.legend)
+    for name, (sample, words) in LEGEND.items():
+        if name in occurring:
+            yield sample, scene.meanings.get(name, words)
+
+
+def _occurring(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[str]:
+    yield from (bar.kind for track in scene.tracks for bar in track.bars)
+    yield from (mark.kind for mark in scene.marks)
+    yield from ("useless" for mark in scene.marks if mark.is_useless)
+    yield from (f"message {arrow.state}" for arrow in arrows)
+    yield from (front.kind for front in scene.fronts)
+    yield from (f"band {band.kind}" for band in scene.bands)
+    yield from (sign.kind for sign in scene.signs)
+    yield from ("violation" for _ in scene.alarms)
+
+
+def _box(name: str, width: int = 24) -> str:
+    return f'<rect class="{name}" x="0" y="-6" width="{width}" height="12"/>'
+
+
+def _path(name: str, path: str = "M0 0H24") -> str:
+    return f'<path class="{name}" d="{path}"/>'
+
+
+def _mark(kind: str) -> str:
+    return _path(f"checkpoint {kind}", shape(kind, 12, 0, 6))
+
+
+def _message(state: str) -> str:
+    head = state.partition(" ")[0]
+    return f'<path class="message {state}" d="M0 0H24" marker-end="url(#snapline-head-{head})"/>'
+
+
+LEGEND = {
+    "up": (_box("up"), "host up"),
+    "crash": (_path("kill", cross(12, 0)), "host ends"),
+    "complete": (_box("complete"), "epoch complete"),
+    "aborted": (_box("aborted") + _path("crossed", "M0 6L24 -6"), "epoch aborted"),
+    "open": (_box("open"), "epoch open"),
+    "fault": (_box("fault"), "fault"),
+    "point": (_box("point", 4), "fault without an end"),
+    "healed": (_box("healed"), "everything healed"),
+    "initial": (_mark("initial"), "initial checkpoint"),
+    "basic": (_mark("basic"), "basic checkpoint"),
+    "forced": (_mark("forced"), "forced checkpoint"),
+    "coordinated": (_mark("coordinated"), "coordinated checkpoint"),
+    "useless": (_mark("basic") + _path("strike", strike(12, 0, 6)), "useless (struck through)"),
+    "message marker": (_message("marker"), "marker, from host to host"),
+    "message ordinary": (_message("ordinary"), "message"),
+    "message in-transit": (_message("in-transit"), "in transit"),
+    "message orphan": (_message("orphan"), "orphan"),
+    "message undone": (_message("undone"), "undone message"),
+    "cut": (_path("cut"), "cut"),
+    "line": (_path("recoveryline"), "recovery line"),
+    "band undone": (_box("band undone"), "undone"),
+    "band recovery": (_box("band recovery"), "recovery"),
+    "kill": (_path("kill", cross(12, 0)), "fails"),
+    "alive": (_path("alive", alive(8, 0)), "keeps its live state"),
+    "violation": (_path("violation", "M12 -8V8"), "violation"),
+    "band undone now": (_box("band undone now"), "undone in this round"),
+    "message orphan now": (_message("orphan now"), "orphan that forces the next round"),
+}
+"""Possible legend entries, by their classes: a sample and its meaning."""
+
+
+STYLE = """:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --quiet: #59636e; --edge: #d1d9e0;
+ --panel: #f6f8fa; --mark: #54aeff33; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --quiet: #9198a1; --edge: #3d444d;
+ --panel: #151b23; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1280px; padding: 24px; font: 15px/1.55 system-ui, sans-serif; color: var(--ink);
+ background: var(--paper); }
+h1 { font-size: 24px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 36px 0 8px; padding-top: 12px; border-top: 1px solid var(--edge); }
+h3 { font-size: 15px; margin: 0 0 4px; } h3 span, .quiet { color: var(--quiet); font-weight: 400; }
+p { margin: 6px 0; overflow-wrap: anywhere; } ul { margin: 6px 0; padding-left: 22px; }
+code, pre, kbd { font: 13px/1.5 ui-monospace, monospace; } code { overflow-wrap: anywhere; }
+kbd { border: 1px solid var(--edge); border-radius: 4px; padding: 0 4px; }
+pre { background: var(--panel); border: 1px solid var(--edge); border-radius: 6px; padding: 10px 12px; margin: 8px 0;
+ overflow: auto; max-height: 480px; }
+.picture { overflow-x: auto; border: 1px solid var(--edge); border-radius: 6px; } .picture svg { display: block; }
+.table { overflow-x: auto; } table { border-collapse: collapse; font-size: 14px; } caption { text-align: left; }
+th, td { text-align: left; padding: 3px 16px 3px 0; border-bottom: 1px solid var(--edge); vertical-align: top; }
+th { color: var(--quiet); font-weight: 500; }
+.number { text-align: right; padding-right: 4px; font-variant-numeric: tabular-nums; white-space: nowrap; }
+summary { cursor: pointer; margin: 8px 0; }
+:focus-visible { outline: 2px solid #0969da; outline-offset: 2px; }
+@media print { body { padding: 0; } .picture, pre { overflow: visible; max-height: none; } }
+"""
+
+
+def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
+    """Return the text of one HTML file.
+
+    Args:
+        title: title as markup, like `body`.
+        body: content of the page.
+        style: additional style rules.
+        script: runs after the body; without it the page's policy forbids scripts.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if script else "")
+    code = f"<script>\n{script}</script>\n" if script else ""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>
+{STYLE}{style}</style>
+</head>
+<body>
+{body}
+{code}</body>
+</html>
+"""
+
+
+def picture(svg: str, *, name: str = "space-time diagram", kind: str = "") -> str:
+    """A picture that scrolls if it is wide. `kind`: a class for it."""
+    return f'<div class="picture {kind}" tabindex="0" role="region" aria-label="{name}">\n{svg}</div>'

@@ -14,7 +14,6 @@ script. The same scene gives the same bytes.
 from collections.abc import Iterator, Sequence
 
 from snapline.diagrams.chart import MARGIN, TOP, Plot
-from snapline.diagrams.legend import entries_of, legend
 from snapline.diagrams.scene import STATES, Arrow, Band, EventDot, Front, Mark, Place, Scene, State
 from snapline.diagrams.style import (
     EVENT_RULES,
@@ -23,7 +22,9 @@ from snapline.diagrams.style import (
     arrow,
     cross,
     data,
+    entries_of,
     head,
+    legend,
     link,
     px,
     shape,
