@@ -19,13 +19,13 @@ from snapline.errors import FleetDefinitionError, UsageError
 from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import resolve_keys
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant
 from snapline.storage.transfer.forking import ForkOrder, write_fork

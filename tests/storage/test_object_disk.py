@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError
+from snapline.storage.disk import opening
 from snapline.storage.disk.local_disk import DirectoryEntry, write_once
 from snapline.storage.disk.object_disk import CONFLICTS_MAX, DiskCapabilities, ObjectDisk, translating
-from snapline.storage.store import files, opening
-from snapline.storage.store.opening import open_disk
+from snapline.storage.disk.opening import open_disk
+from snapline.storage.store import files
 
 obstore = pytest.importorskip("obstore")
 PACK = b"0123456789" * 100

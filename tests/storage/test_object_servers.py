@@ -16,10 +16,10 @@ from tests.storage.object_servers import (
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage import conformance
+from snapline.storage.disk import opening
 from snapline.storage.disk.object_disk import ObjectDisk
-from snapline.storage.store import opening
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
 
 obstore = pytest.importorskip("obstore")

@@ -11,11 +11,10 @@ from tests.storage.making import check_epoch_restores, write_epoch
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.disk import layout, object_disk
+from snapline.storage.disk import layout, object_disk, opening
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk
-from snapline.storage.store import opening
-from snapline.storage.store.opening import open_disk
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.store.store import Store
 
 pytest.importorskip("obstore")

@@ -23,7 +23,7 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
-from snapline.storage.disk import object_disk
+from snapline.storage.disk import object_disk, opening
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
@@ -31,7 +31,6 @@ from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.retention.catalog import summarise
 from snapline.storage.retention.holds import Holds
-from snapline.storage.store import opening
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import copy_epoch

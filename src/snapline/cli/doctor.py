@@ -129,8 +129,8 @@ def _programs() -> Iterator[DoctorFinding]:
 
 def _store(location: str) -> Iterator[DoctorFinding]:
     from snapline.storage.disk.local_disk import creates_only
+    from snapline.storage.disk.opening import open_disk
     from snapline.storage.keys.key_files import keys_from_environment
-    from snapline.storage.store.opening import open_disk
     from snapline.storage.store.store import Store
 
     try:

@@ -11,10 +11,10 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.disk.local_disk import Disk, LocalDisk
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.log.names import LogName, parse_path
 from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
 
 

@@ -37,6 +37,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
@@ -67,7 +68,6 @@ from snapline.storage.store.manifest import (
     read_ref,
 )
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 
 SIGNERS_MAX = 16

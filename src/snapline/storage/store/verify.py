@@ -31,6 +31,7 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
+from snapline.storage.disk.opening import open_disk
 from snapline.storage.disk.record import Finding, damaged, finding_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
@@ -51,7 +52,6 @@ from snapline.storage.retention import pins
 from snapline.storage.store import files, log_marks
 from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref
-from snapline.storage.store.opening import open_disk
 
 LISTINGS_OF_LOGS = 3
 """Number of listings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
