@@ -11,10 +11,9 @@ from importlib import resources
 import msgspec
 
 from snapline.diagrams.analyzed_trace import AnalyzedTrace
-from snapline.diagrams.chart import Plot
 from snapline.diagrams.scene import Scene
 from snapline.diagrams.style import LEGEND, page, picture, text
-from snapline.diagrams.svg import ARROWS_MAX, draw, telling
+from snapline.diagrams.svg import ARROWS_MAX, Plot, draw, telling
 from snapline.recovery.trace import Trace
 from snapline.recovery.trace_analysis import analyze, redecide
 
