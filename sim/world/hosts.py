@@ -12,8 +12,7 @@ from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import ReplicaSession
-from snapline.sim.world.steps import Steps
-from snapline.sim.world.stubs import StubServices
+from snapline.sim.world.steps import Steps, StubServices
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 

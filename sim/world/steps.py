@@ -2,18 +2,263 @@
 
 A step calls its stub if the fleet has stubs (`stubs.py`). Otherwise the step's function runs at one instant of virtual time, in the thread of the
 simulation. The duration in virtual time is drawn.
+
+Stubs: replacements in the simulator for the functions of a fleet's steps (`Fleet(simulate=…)`).
+
+A stub represents an outside service, which survives crashes of hosts. A call consists of a request in transit, the stub, and an answer in
+transit. A request that has left arrives even if its host crashes or its step gives up. The transit times are drawn. With the scenario's
+`steps`, answers may also be late, lost or errors, whether or not the stub was called.
+
+A stub whose `assert` fails has detected a violation. Any other exception of a stub is the service's answer.
+
+Time, randomness and outside calls for the handlers of one simulated host.
 """
 
+import contextlib
+import copy
+import functools
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.fleet import Stubs, stubs_of
+from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.sim.oracles.ground_truth_records import StepOutcome
+from snapline.sim.result import ExecutedFault
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import NotSimulatedError
-from snapline.sim.world.stubs import StubServices
-from snapline.sim.world.waiting import Wait
+from snapline.sim.world.waiting import VirtualLoop, Wait, drive
+from snapline.sim.world.world_state import WorldState
+
+MS = 1_000_000
+
+WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
+"""Delay of a request, and of its answer: together as long as a step without a stub."""
+
+LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
+"""Extra delays of late answers: shorter and longer than the usual timeouts of steps."""
+
+LOST_NS = 15_000 * MS
+"""Time until a step without a timeout sees a broken connection; an endless wait would look like a bug."""
+
+_PER_MILLE = 1000
+
+
+class Outages:
+    """Failures of stub calls. `is_over`: no more failures."""
+
+    def __init__(self, shared: WorldState) -> None:
+        self._shared = shared
+        self.is_over = False
+
+    def drawn(self, name: str, number: int) -> str:
+        """Return the failure of a call: "", "late", "lost" or "failed"."""
+        steps = self._shared.scenario.steps
+        drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
+        if self.is_over:
+            return ""
+        for fate, per_mille in (
+            ("lost", steps.lost_per_mille),
+            ("failed", steps.failed_per_mille),
+            ("late", steps.late_per_mille),
+        ):
+            if drawn < per_mille:
+                return fate
+            drawn -= per_mille
+        return ""
+
+    def note(self, text: str) -> None:
+        """Record a failed call."""
+        self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
+
+
+class StubCall:
+    """One call of a stub.
+
+    Attributes:
+        wait: ends when the answer arrives.
+    """
+
+    def __init__(
+        self,
+        shared: WorldState,
+        outages: Outages,
+        name: str,
+        number: int,
+        function: Callable[[], Any],
+        arrived: Callable[[Callable[[], Any] | None], None],
+        *,
+        plan: int,
+    ) -> None:
+        """`arrived` is called when the request arrives, with a function that returns the stub's answer, or with None if it is lost. `plan`: the calling host's."""
+        self._shared = shared
+        self._name = name
+        self._number = number
+        self._function = function
+        self._arrived = arrived
+        self._plan = plan
+        self._answer: Callable[[], Any] = lambda: None
+        self.wait = Wait()
+        self._begin(outages)
+
+    def _pick(self, what: str, n: int) -> int:
+        return self._shared.choices.pick("steps", (self._name, self._number, what), n)
+
+    def _way_ns(self, way: str) -> int:
+        return WAY_LEAST_NS + WAY_JITTER_NS * self._pick(way, WAY_STEPS) // WAY_STEPS
+
+    def _begin(self, outages: Outages) -> None:
+        there_ns, self._back_ns = self._way_ns("there"), self._way_ns("back")
+        self._fate = outages.drawn(self._name, self._number)
+        if not self._fate:
+            self._in(there_ns, self._arrive)
+            return
+        is_before = self._pick("before", 2) == 1
+        where = f"step {self._name!r}, call {self._number}"
+        match self._fate:
+            case "late":
+                late_ns = LATE_NS[self._pick("late", len(LATE_NS))]
+                if is_before:
+                    there_ns += late_ns
+                else:
+                    self._back_ns += late_ns
+                outages.note(f"{where}: the {'request' if is_before else 'answer'} takes {late_ns / 1e9:g} s longer")
+            case "lost":
+                self._back_ns = LOST_NS
+                outages.note(f"{where}: the {'request' if is_before else 'answer'} is lost")
+            case _:
+                outages.note(f"{where}: ends in an error {'before' if is_before else 'after'} it was done")
+        self._in(there_ns, self._lose if is_before and self._fate != "late" else self._arrive)
+
+    def _in(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
+
+    def _arrive(self) -> None:
+        """Run the stub, since the request has arrived."""
+        loop = VirtualLoop(self._shared.kernel)
+        self._shared.workload.calling_plan = self._plan
+        drive(loop, _called(self._function), self._done)
+
+    def _lose(self) -> None:
+        """Lose the request."""
+        self._arrived(None)
+        self._broken()
+
+    def _done(self, answer: Callable[[], Any]) -> None:
+        """Handle the end of the stub."""
+        self._answer = answer
+        self._arrived(answer)
+        with contextlib.suppress(Exception):  # an exception is the service's answer
+            self._look_at(answer)
+        if self._fate in ("lost", "failed"):
+            self._broken()
+        else:
+            self._in(self._back_ns, self.wait.end)
+
+    def _look_at(self, answer: Callable[[], Any]) -> None:
+        try:
+            answer()
+        except AssertionError as error:
+            self._shared.say("stub", "stub", f"the stub of step {self._name!r}: {_said(error)}")
+        except NotSimulatedError as error:
+            self._shared.misused(f"step {self._name!r}: {error}")
+
+    def _broken(self) -> None:
+        """Break the connection: the outcome stays unknown."""
+        error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
+        self._answer = functools.partial(_raise, error)
+        self._in(self._back_ns, self.wait.end)
+
+    async def answered(self) -> Any:  # what the stub returns
+        """Wait for the answer."""
+        await self.wait
+        return self._answer()
+
+
+class StubServices:
+    """Stubs of one run.
+
+    Attributes:
+        outages: failures of their calls.
+        as_they_are: names of steps whose own functions ran, since the fleet has no stubs.
+        done: outside key of an effect → answer of its stub; the service's record, which an operator can check.
+    """
+
+    def __init__(self, shared: WorldState) -> None:
+        self._shared = shared
+        self._stubs: Stubs | None = stubs_of(shared.workload.fleet)
+        self._calls: dict[str, int] = {}
+        self.outages = Outages(shared)
+        self.without_stub: dict[str, None] = {}
+        self.done: dict[str, Any] = {}
+        self._under_way: dict[str, int] = {}
+
+    def is_in_transit(self, key: str) -> bool:
+        """Return whether a call under this outside key is in transit."""
+        return self._under_way.get(key, 0) > 0
+
+    def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
+        self._under_way[key] -= 1
+        if answer is not None:
+            with contextlib.suppress(Exception):  # an exception is the service's answer
+                self.done[key] = answer()
+
+    def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
+        """Call the stub of a step, for a host under this plan, with the arguments bound to `function`; return None if the fleet has no stubs.
+
+        Raises:
+            NotSimulatedError: the fleet has stubs, but none for this step.
+        """
+        if self._stubs is None:
+            self.without_stub[name] = None
+            return None
+        if name not in self._stubs:
+            known = ", ".join(sorted(self._stubs)) or "none"
+            text = (
+                f"step {name!r} has no stub; Fleet(simulate=…) has for: {known}. Add one; if the step's function touches nothing outside, "
+                "give that function itself"
+            )
+            self._shared.misused(text)
+            raise NotSimulatedError(text)
+        number = self._calls[name] = self._calls.get(name, 0) + 1
+        key = _outside_key_of(name, function)
+        self._under_way[key] = self._under_way.get(key, 0) + 1
+        arrived = functools.partial(self._note_arrived, key)
+        stub = _with_arguments(self._stubs[name], function)
+        return StubCall(self._shared, self.outages, name, number, stub, arrived, plan=plan)
+
+
+def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
+    """Return the key of an effect's own call; "" for a step, a probe or a compensation, which do not settle the effect."""
+    keywords = function.keywords if isinstance(function, functools.partial) else {}
+    return "" if "/" in name else str(keywords.get("key", ""))
+
+
+def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the stub with the arguments bound to the function."""
+    if isinstance(function, functools.partial):
+        return functools.partial(stub, *function.args, **function.keywords)
+    return stub
+
+
+async def _called(function: Callable[[], Any]) -> Any:  # what the stub returns
+    outcome = function()
+    return await outcome if inspect.isawaitable(outcome) else outcome
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _said(error: AssertionError) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error) or frame.line or "assert").splitlines()[0]
+    return f"{first} ({frame.filename}:{frame.lineno})"
+
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """Duration of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
@@ -155,3 +400,67 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
             f"a handler of agent {turn.agent!r} awaits something that is not snapline's ({where}): "
             "wrap it in `await ctx.step(name, function)`, which the simulation can repeat"
         )
+
+
+SECOND_NS = 1_000_000_000
+
+
+class SimOutside(TurnEnvironment):
+    """Environment of the handlers of one host. `draws`: draws and step outcomes in the present turn of `agent`."""
+
+    def __init__(self, host: HostRun, steps: Steps) -> None:
+        self._host = host
+        self._steps = steps
+        self.draws: list[object] = []
+        self.agent = ""
+
+    def now_ns(self) -> int:
+        now = self._host.wall_ns()
+        self.draws.append(now)
+        return now
+
+    def elapsed_ns(self) -> int:
+        return self._host.shared.kernel.now_ns
+
+    def random(self) -> float:
+        drawn = self._host.shared.random_of(self.agent)
+        self.draws.append(drawn)
+        return drawn
+
+    def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
+        return self.step(name, function)  # without heartbeats, since a stub runs
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        try:
+            value = await self._steps.step(self._host, name, function)
+        except Exception as error:
+            self.draws.append(StepOutcome(error=error))
+            raise
+        self.draws.append(StepOutcome(_kept(value)))
+        return value
+
+    async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
+        """Run a handler in the thread of the simulation, at one instant."""
+        outcome = handler(*arguments)
+        if inspect.iscoroutine(outcome):
+            await outcome
+
+    async def pause(self, seconds: float) -> None:
+        await Wait(round(seconds * SECOND_NS))
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
+        draws, known = self.draws, len(self.draws)
+        try:
+            return await limited(self._host, running, round(seconds * SECOND_NS))
+        except TimeoutError as error:
+            if len(draws) == known:  # the step itself has not ended
+                draws.append(StepOutcome(error=error))
+            raise
+
+
+def _kept(value: Any) -> Any:  # what a step returned
+    """Return a copy that the handler cannot change; the value itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
