@@ -21,11 +21,16 @@ from collections.abc import Container, Iterator, Mapping
 
 from snapline.messages.payloads import CREATE
 from snapline.sim.oracles.ground_truth import GroundTruth
-from snapline.sim.oracles.ground_truth_records import NOWHERE, Branch, ChannelTruth, CutPlace, CutRecord, digest_of
+from snapline.sim.oracles.ground_truth_records import (
+    NOWHERE,
+    Branch,
+    ChannelTruth,
+    CutPlace,
+    CutRecord,
+    Finding,
+    digest_of,
+)
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
-
-Finding = tuple[str, str, str]
-"""Oracle, guarantee, description."""
 
 
 def record_cut(

@@ -16,9 +16,7 @@ In koo-toueg fleets a checkpoint past the line is tentative, and is deleted when
 
 from collections.abc import Iterator, Sequence
 
-from snapline.sim.oracles.ground_truth_records import CutRecord
-
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import CutRecord, Finding
 
 
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:

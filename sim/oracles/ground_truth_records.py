@@ -16,6 +16,9 @@ Key = tuple[str, int, int, int]
 Report = Callable[[str, str, int, str], None]
 """Function that reports a violation: oracle, guarantee, time, description."""
 
+Finding = tuple[str, str, str]
+"""Violation found by a check, without its time: oracle, guarantee, description."""
+
 Draws = tuple[object, ...]
 """Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None instead of a tuple: not known."""
 

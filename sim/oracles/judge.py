@@ -46,7 +46,7 @@ from snapline.sim.oracles import cuts
 from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.ground_truth import GroundTruth
-from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, digest_of
+from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
@@ -520,6 +520,6 @@ class Judge:
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(oracle, guarantee, t_ns, text))
 
-    def _report_all(self, t_ns: int, findings: Iterable[cuts.Finding]) -> None:
+    def _report_all(self, t_ns: int, findings: Iterable[Finding]) -> None:
         for oracle, guarantee, text in findings:
             self.report(oracle, guarantee, t_ns, text)

@@ -31,9 +31,7 @@ from itertools import product
 import msgspec
 
 from snapline.sim.oracles.ground_truth import GroundTruth
-from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, ChannelTruth, CutPlace, CutRecord
-
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, ChannelTruth, CutPlace, CutRecord, Finding
 
 COMBINATIONS_MAX = 512
 """Number of cuts that are tried one by one, in fleets of at most `AGENTS_MAX`: more would take most of the run."""

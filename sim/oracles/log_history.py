@@ -23,8 +23,7 @@ from typing import Literal
 import msgspec
 
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
-
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import Finding
 
 OPERATIONS_MAX = 6
 """Largest number of calls to check: 720 orders for each choice of the calls with unknown outcome."""

@@ -22,10 +22,9 @@ from snapline.coordinator.leader.modes.autonomous import RECOVERY_EPOCHS_MAX
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.sim.oracles.ground_truth_records import Finding
 
 OPEN, COMPLETE, ABORTED, CONDEMNED, VOID = "open", "complete", "aborted", "condemned", "void"
-
-Finding = tuple[str, str, str]
 
 
 class EpochLine(msgspec.Struct):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import Finding
 
 
 class ExpectedRetention(msgspec.Struct, frozen=True):

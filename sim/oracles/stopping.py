@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.coordinator.state import operations as op
-
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import Finding
 
 TURNS_NS = 5_000_000_000
 """Time that the stop waits for turns that have had an effect."""

@@ -27,9 +27,7 @@ import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
 from snapline.sim.oracles.ground_truth import GroundTruth
-from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelTruth, CutPlace
-
-Finding = tuple[str, str, str]
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelTruth, CutPlace, Finding
 
 TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 """RDT holds; BCS and HMNR only promise that no checkpoint is useless."""
