@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from tests.recovery.executions import parse, random_trace
 
-from snapline.diagrams.analyzed_trace import AnalyzedTrace, analysis_svg
-from snapline.diagrams.domino import analysis_html
-from snapline.diagrams.domino import script as page_script
+from snapline.diagrams.trace_diagrams import AnalyzedTrace, analysis_html, analysis_svg
+from snapline.diagrams.trace_diagrams import script as page_script
 from snapline.errors import UsageError
 from snapline.recovery.execution import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace

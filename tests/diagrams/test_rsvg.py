@@ -14,9 +14,9 @@ import pytest
 from tests.recovery.executions import parse
 from tests.view.test_simulation import CONFIG, simulated
 
-from snapline.diagrams.analyzed_trace import analysis_svg
 from snapline.diagrams.event_window import EventLog, draw_window
 from snapline.diagrams.style import COLORS
+from snapline.diagrams.trace_diagrams import analysis_svg
 from snapline.recovery.trace_analysis import analyze
 from snapline.recovery.trace_merge import TracedEvent
 from snapline.sim.report.space_time_svg import draw_run

@@ -10,10 +10,9 @@ import pytest
 from tests.recovery.executions import Ends, parse, random_trace, rounds_by_definition
 
 from snapline.diagrams import svg as pictures_svg
-from snapline.diagrams.analyzed_trace import analysis_svg
-from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.style import COLORS
 from snapline.diagrams.text import analysis_text
+from snapline.diagrams.trace_diagrams import analysis_html, analysis_svg
 from snapline.errors import UsageError
 from snapline.recovery.execution import Round
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
@@ -83,7 +82,7 @@ def test_a_wrong_line_or_wrong_rounds_would_be_seen(wrong: str, monkeypatch: pyt
         monkeypatch.setitem(analysis.recovery_line, "a", None)
     else:
         no_orphans = [Round({"b": 1}, [])]
-        monkeypatch.setattr("snapline.diagrams.analyzed_trace.domino_rounds", lambda trace, failed: no_orphans)
+        monkeypatch.setattr("snapline.diagrams.trace_diagrams.domino_rounds", lambda trace, failed: no_orphans)
     drawn = elements(analysis_svg(trace, analysis), "message")
     assert {element.get("data-message"): element.get("data-state") for element in drawn} != expected
 

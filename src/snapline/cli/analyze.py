@@ -190,8 +190,7 @@ def _draw(
 ) -> Iterator[Path]:
     if pictures.svg is None and pictures.html is None:
         return
-    from snapline.diagrams.analyzed_trace import analysis_svg
-    from snapline.diagrams.domino import analysis_html
+    from snapline.diagrams.trace_diagrams import analysis_html, analysis_svg
 
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))

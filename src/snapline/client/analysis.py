@@ -96,13 +96,13 @@ class DominoReport:
 
     def svg(self) -> str:
         """Return the space-time diagram with the line, as the text of an SVG file."""
-        from snapline.diagrams.analyzed_trace import analysis_svg
+        from snapline.diagrams.trace_diagrams import analysis_svg
 
         return analysis_svg(self._execution, self._analysis)
 
     def page(self) -> str:
         """Return an HTML page that steps through the domino effect, for any failure."""
-        from snapline.diagrams.domino import analysis_html
+        from snapline.diagrams.trace_diagrams import analysis_html
 
         return analysis_html(self._execution)
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from snapline.diagrams.analyzed_trace import AnalyzedTrace, Window
 from snapline.diagrams.scene import Arrow, Mark, State
 from snapline.diagrams.style import clean
+from snapline.diagrams.trace_diagrams import AnalyzedTrace, Window
 from snapline.recovery.trace import Trace
 from snapline.recovery.trace_analysis import Analysis
 
