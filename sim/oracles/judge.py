@@ -51,8 +51,7 @@ from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
 from snapline.sim.oracles.probes import Probes
-from snapline.sim.oracles.replay import NOT_POSSIBLE
-from snapline.sim.oracles.replays import ReplayOracle
+from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, ReplayOracle
 from snapline.sim.oracles.retention import ExpectedRetention, check_retained
 from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces

@@ -14,7 +14,7 @@ from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.oracles.judge import Judge, JudgeTerms
 from snapline.sim.oracles.probes import CATALOGUE, Probe, Probes
-from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, replay
 
 # ---- running again ---------------------------------------------------------------------------------------------------
 

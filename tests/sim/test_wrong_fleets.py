@@ -10,7 +10,7 @@ from tests.sim import checked_fleets as fleets
 
 import snapline
 from snapline.sim.checking import Subject
-from snapline.sim.oracles.durable_replay import DurableOracle
+from snapline.sim.oracles.replay_oracles import DurableOracle
 from snapline.sim.result import Result, Violation
 
 SEEDS = 4

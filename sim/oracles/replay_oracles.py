@@ -1,0 +1,403 @@
+"""The two replay oracles (G3), and the search for the reason why a user's fleet diverges.
+
+The turns of an agent are replayed at the end of a run (`replay.py`): once with the user's module variables as the run left them, and once with
+their values in a new process. A variable that survives a recovery shows in at least one of the two. Durable turns are replayed as they end
+(`durable_replay.py`).
+
+Replay of surviving histories (G3): the fleet's state is one that a failure-free run reaches.
+
+Theory of operation
+-------------------
+At the end of a run each agent has one surviving history: the turns before each line from which it was restored, and those after.
+The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. A fresh object that
+takes these turns in the same order, without failures, checkpoints and restores, must send the same messages and end in the state of
+the real agent. With "exactly-once" (each message consumed was sent, once and in order) this is G3.
+
+States are compared as bytes. If these differ, both are decoded and encoded again, since a restored state may hold its values in
+another form (`1` for `1.0`) than one that never left memory.
+
+Agents with durable turns are not replayed here (`durable_replay.py` replays each of these turns). Agents that failed with
+`on_error = "keep"` are not replayed from that failure on: they promise only an unchanged state.
+
+Replay of durable turns (G3): a handler replayed from its journal makes the same requests in the same order, and leaves the same state.
+
+Theory of operation
+-------------------
+A recovery replays the handler of a durable turn from the turn's first state, and answers its requests from the journal. Crashes in the middle of a
+turn are rare, so this oracle replays every durable turn of a user's fleet that has ended after a wait. It restores a fresh object as a recovery
+would, uses the turn's journal entries, and discards all effects. A handler that makes another request diverges from its journal, here or in a
+recovery (`DivergenceError`). Both are the same violation, and the report names agent, handler and line.
+
+Turns are not replayed if they never waited, failed, are compensations, or have a state that cannot be restored.
+"""
+
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, AgentType, Handler, agent_type
+from snapline.agent_runtime.agent_classes import find_class
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import LATE_REPLY, SegmentEnd, TurnJournal, read_call
+from snapline.agent_runtime.encoding import encode_body, encode_ordered
+from snapline.agent_runtime.fleet import Fleet, encode_state, own_modules, restore_agent
+from snapline.agent_runtime.heartbeats import Heartbeats
+from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
+from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.errors import DivergenceError
+from snapline.messages.payloads import CREATE, read_creation, split_message
+from snapline.sim.oracles.divergence_reasons import INSTEAD, DivergenceReasons, place_of, relative
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Report, StepOutcome, Turn, show
+from snapline.storage.log.record import LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+
+NOT_POSSIBLE = "not possible"
+
+
+class _NotPossibleError(Exception):
+    """Error for a history that cannot be replayed."""
+
+
+class _Draws(TurnEnvironment):
+    """Environment that returns the recorded draws, in order."""
+
+    def __init__(self) -> None:
+        self.left: list[object] = []
+
+    def now_ns(self) -> int:
+        drawn = self._next("asks for the time")
+        return drawn if isinstance(drawn, int) else 0
+
+    def random(self) -> float:
+        drawn = self._next("draws")
+        return drawn if isinstance(drawn, float) else 0.0
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        drawn = self._next(f"runs step {name!r}")
+        if isinstance(drawn, StepOutcome):
+            if drawn.error is not None:
+                raise drawn.error
+            return copy.deepcopy(drawn.value)
+        raise LookupError(f"it runs step {name!r} where it did not")
+
+    def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
+        return self.step(name, function)
+
+    async def pause(self, seconds: float) -> None:
+        """Return at once: the time has already passed."""
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what ran
+        return await running
+
+    def _next(self, what: str) -> object:
+        if not self.left:
+            raise LookupError(f"it {what} more often than it did")
+        return self.left.pop(0)
+
+
+def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
+    """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference. `state` None: compare only the sends.
+
+    `first`: the initial state; None: the state with which the fleet creates the agent now.
+    """
+    try:
+        return _run(fleet, history, state, first)
+    except _NotPossibleError:
+        return NOT_POSSIBLE
+
+
+def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None) -> str:
+    draws = _Draws()
+    agent: Agent | None = fleet.make(history.agent) if history.agent in fleet.agents else None
+    if agent is not None and first is not None:
+        agent.state = agent_type(type(agent)).state_decoder.decode(first)
+    for number, turn in enumerate(history.log, 1):
+        if turn.what.startswith("buried"):
+            agent = agent or _first_state(fleet, turn)
+            continue
+        if turn.what == "segment" or turn.what.startswith("taken"):
+            raise _NotPossibleError
+        if turn.what == "create":
+            agent = _first_state(fleet, turn)
+        if agent is None or turn.draws is None:
+            raise _NotPossibleError
+        draws.left = list(turn.draws)
+        different = _take_turn(agent, turn, Context(history.agent, turn.plan, turn.sender, draws))
+        if different or draws.left:
+            return f"turn {number} of {history.agent} ({turn.what}), run again, {different or 'draws less often'}"
+    if state is None or agent is None:
+        return ""
+    return _compare(history, agent, state)
+
+
+def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
+    """Return the agent made by a creation, even by a dead-lettered one; None if there is none."""
+    if turn.payload[:1] != CREATE:
+        return None
+    kind, image = read_creation(turn.payload)
+    try:
+        return restore_agent(find_class(fleet, kind), image)
+    except Exception:
+        return None  # the reason why it was dead-lettered
+
+
+def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
+    """Replay one turn; return how it differs from the recorded one."""
+    try:
+        coroutine = _call(agent, turn, ctx)
+        if coroutine is not None:
+            coroutine.send(None)
+            coroutine.close()
+            raise _NotPossibleError
+    except StopIteration:
+        pass
+    except _NotPossibleError:
+        raise
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}"
+    ended = ctx.outcome()
+    sends, spawns = ended.sends, ended.spawns
+    if sends == turn.sends and spawns == turn.spawns:
+        return ""
+    first = f", such as {show(turn.sends[0][1])}" if turn.sends else ""
+    return f"sends {len(sends)} messages, not the {len(turn.sends)} that it sent{first}"
+
+
+def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handler returns: a coroutine, or None
+    if turn.what in ("start", "create"):
+        return agent.on_start(ctx)
+    call, payload = read_call(turn.payload)
+    name, body = split_message(payload)
+    if name == LATE_REPLY:
+        return None
+    handler = agent_type(type(agent)).handlers[name]
+    if handler.is_durable:
+        raise _NotPossibleError
+    ctx.begin(call=call)
+    return handler.function(agent, handler.decoder.decode(body), ctx)
+
+
+def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
+    known = agent_type(type(agent))
+    image = encode_state(history.agent, agent, known)
+    if image == state or _plain(known, image) == _plain(known, state):
+        return ""
+    return f"{history.agent} ended in another state than its {history.turns} turns, run again, lead to"
+
+
+def _plain(known: AgentType, state: bytes) -> bytes:
+    """Return the state as a restored agent would encode it."""
+    try:
+        return encode_body(known.state_decoder.decode(state))
+    except Exception:
+        return state  # the state does not decode: compare the bytes
+
+
+_ADVICE = ": a durable handler must"
+"""Start of the advice in the product's message; the oracle replaces the advice with its own."""
+
+
+class _Clock(TurnEnvironment):
+    """Clock that returns the times that the turn's last segment read."""
+
+    def __init__(self, draws: Sequence[object]) -> None:
+        self._left = [draw for draw in draws if isinstance(draw, int)]
+        self.journal: TurnJournal | None = None
+
+    def now_ns(self) -> int:
+        assert self.journal is not None
+        return self._left.pop(0) if self.journal.is_beyond and self._left else 0
+
+
+class DurableRun(msgspec.Struct):
+    """A durable turn: its cause, its first state, and the outcomes of its requests."""
+
+    what: str
+    sender: str
+    payload: bytes
+    state: bytes
+    entries: list[JournalEntry]
+    logged: tuple[LoggedEntry, ...]
+    seed: bytes = b""
+    is_repeated: bool = False
+
+
+class DurableOracle:
+    """Durable-turn oracle of one run of the world. `is_again`: replay turns; otherwise only divergences found by recoveries are reported."""
+
+    def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
+        self._report = report
+        self._suspects = suspects
+        self._is_again = is_again
+        self._runs: dict[tuple[str, int], DurableRun] = {}
+
+    def on_started(self, turn: StartTurn, state: bytes) -> None:
+        """Record the begin of a turn or of its next segment. `state`: the agent's encoded state."""
+        if not self._is_again:
+            return
+        place, saved = (turn.agent, turn.incarnation), turn.turn
+        if saved is not None:
+            run = DurableRun(saved.what, saved.sender, saved.payload, state, list(saved.journal), turn.logged)
+            run.seed, run.is_repeated = saved.seed, True
+            self._runs[place] = run
+        elif turn.what != "segment":
+            self._runs[place] = DurableRun(turn.what, turn.sender, turn.payload, state, [], turn.logged)
+        elif turn.found is not None and place in self._runs:
+            self._runs[place].entries.append(turn.found)
+
+    def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
+        """Report a handler that diverged in its replay after a recovery. Other failures only end the record of the turn."""
+        payload = self._runs.pop((failed.agent, failed.incarnation), None)
+        if not failed.is_divergent:
+            return
+        begin_payload = (
+            turn.turn.payload if turn.turn is not None else turn.payload if payload is None else payload.payload
+        )
+        difference = failed.error.strip().rpartition("\n")[2].partition(": ")[2]
+        self._say(t_ns, failed.agent, known, begin_payload, difference)
+
+    def on_ended(
+        self, t_ns: int, ended: TurnEnded, known: AgentType | None, made: Agent, draws: Sequence[object]
+    ) -> None:
+        """Record the end of a segment; at the end of the turn, replay it."""
+        run = self._runs.get((ended.agent, ended.incarnation))
+        if run is None:
+            return
+        if ended.pause is not None:
+            run.entries += ended.pause.entries
+            run.seed = ended.pause.seed
+            return
+        del self._runs[ended.agent, ended.incarnation]
+        if not ended.is_durable or not run.seed or known is None:
+            return
+        difference = _departs(ended, run, known, made, draws)
+        if difference:
+            self._say(t_ns, ended.agent, known, run.payload, difference)
+
+    def _say(self, t_ns: int, agent: str, known: AgentType | None, payload: bytes, said: str) -> None:
+        handler = _handler_of(known, payload)
+        named, why = "its handler", f"draw chance and time from {INSTEAD}"
+        if handler is not None and known is not None:
+            named = place_of(known.agent_class, handler.name)
+            reasons = self._suspects.reasons(known.agent_class, handler.name)
+            why = f"it {'; it '.join([reason for _, reason in reasons])}" if reasons else why
+        said = relative(said.partition(_ADVICE)[0])
+        text = f"{agent}: {named}, run again by the journal of its turn, departs from it: {said}; {why}"
+        self._report("replay", "G3", t_ns, text)
+
+
+def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
+    try:
+        name, _ = split_message(read_call(payload)[1])
+    except Exception:  # the payload cannot be read
+        return None
+    return known.handlers.get(name) if known is not None else None
+
+
+def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
+    """Return how the replayed turn differs; "" if it does not, or if it cannot be replayed."""
+    handler, clock = _handler_of(known, run.payload), _Clock(draws)
+    if handler is None or not handler.is_durable:
+        return ""
+    call, message = read_call(run.payload)
+    first = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries)
+    journal = clock.journal = TurnJournal(b"", first, run.logged, own_modules=own_modules(known.agent_class, ()))
+    ctx = Context(ended.agent, ended.incarnation, run.sender, clock)
+    ctx.begin(call=call, journal=journal)
+    try:
+        replayed = restore_agent(known.agent_class, run.state)
+        decoded = handler.decoder.decode(split_message(message)[1])
+    except Exception:  # the state cannot be restored: the capture checks report that
+        return ""
+    difference = _asks(handler.function(replayed, decoded, ctx), journal)
+    if difference or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
+        return difference  # effects read the clock too, and their reads cannot be told apart
+    outcome = ctx.outcome(is_durable=True)
+    if [to for to, _ in outcome.sends] != [to for to, _ in ended.sends]:
+        return f"it sends {len(outcome.sends)} messages at its end, not {len(ended.sends)}"
+    return "it leaves another state than it did" if _differ(known, replayed, made) else ""
+
+
+def _asks(coroutine: Any, journal: TurnJournal) -> str:
+    """Run the handler to its end from the journal; return how it diverges, or ""."""
+    try:
+        request = coroutine.send(None)
+    except StopIteration:
+        journal.end()
+        return str(journal.divergence) if journal.divergence is not None else ""
+    except DivergenceError as error:
+        return str(journal.divergence or error)
+    except Exception as error:
+        return (
+            str(journal.divergence) if journal.divergence is not None else f"it raises {type(error).__name__}: {error}"
+        )
+    frame = coroutine.cr_frame
+    place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    with contextlib.suppress(Exception):  # a handler that refuses to close is left suspended
+        coroutine.close()
+    if not isinstance(request, SegmentEnd):
+        return f"it awaits a {type(request).__qualname__}{place}"
+    return (
+        str(journal.divergence)
+        if journal.divergence
+        else f"it asks for {request.waits.kind} {request.waits.name!r}{place}, where it had ended"
+    )
+
+
+def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
+    """Return whether the states differ, also after decoding them as a restore would."""
+    images = [encode_ordered(agent.state) for agent in (again, made)]
+    if images[0] == images[1]:
+        return False
+    try:
+        decoded = [encode_ordered(known.state_decoder.decode(image)) for image in images]
+    except Exception:  # the state does not decode: the capture checks report that
+        return False
+    return decoded[0] != decoded[1]
+
+
+class ReplayOracle:
+    """Replay oracle of one run of the world.
+
+    Attributes:
+        durable: oracle of single durable turns.
+        is_own: the fleet is a user's: its module variables are checked, and durable turns are replayed.
+    """
+
+    def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
+        self.is_own = is_own
+        self._fleet = fleet
+        self._suspects = DivergenceReasons()
+        self._classes: dict[str, type[Agent]] = {}
+        self._first: dict[str, bytes] = {}
+        self.durable = DurableOracle(report, self._suspects, is_again=is_own)
+
+    def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
+        """Record the begin of a turn; only an agent's first turn counts, when it has its initial state."""
+        if agent not in self._classes:
+            self._suspects.look(known)
+            self._classes[agent] = known.agent_class
+            with contextlib.suppress(Exception):  # the capture checks report such a state
+                image = encode_body(made.state)
+                known.state_decoder.decode(image)
+                self._first[agent] = image
+
+    def finish(self) -> None:
+        """End the search for reasons at the end of the run."""
+        self._suspects.finish()
+
+    def check(self, history: AgentHistory, state: bytes | None) -> str:
+        """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference and its reason."""
+        first = self._first.get(history.agent)
+        different = replay(self._fleet, history, state, first)
+        if not different and self.is_own:
+            with self._suspects.fresh():
+                different = replay(self._fleet, history, state, first)
+        known = self._classes.get(history.agent)
+        if not different or different == NOT_POSSIBLE or known is None:
+            return different
+        why = [f"{handler} {reason}" for handler, reason in self._suspects.reasons(known)]
+        return f"{different}: {'; '.join(why)}" if why else different
