@@ -20,12 +20,10 @@ from snapline.gateway.browser_headers import has_no_site_header, is_from_other_s
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.view.action_pages import actions_body, confirmation_body, links_of_epoch, outcome_body
-from snapline.view.actions import Actions, Fields, ProposedAction
 from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.facts import ENDED, FleetFacts
-from snapline.view.fleet_actions import FleetActions
 from snapline.view.markup import Markup
-from snapline.view.store_actions import StoreActions
+from snapline.view.operator_actions import Actions, Fields, FleetActions, ProposedAction, StoreActions
 from snapline.view.watch import FleetWatch
 
 ROLES = (OPERATOR, ADMIN)

@@ -4,13 +4,11 @@ from collections.abc import Container, Sequence
 from urllib.parse import urlencode
 
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.view.actions import ActionField, ActionOutcome, ProposedAction
 from snapline.view.facts import FleetFacts, HostFacts
-from snapline.view.fleet_actions import others_for_agents
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.number_format import count, size
-from snapline.view.store_actions import KeptSnapshots
+from snapline.view.operator_actions import ActionField, ActionOutcome, KeptSnapshots, ProposedAction, others_for_agents
 from snapline.view.tones import pill
 
 ROWS_MAX = 100
