@@ -36,7 +36,6 @@ from snapline.messages.effect_commands import is_effect_resolution
 from snapline.messages.effect_records import EFFECTS_TOPIC
 from snapline.messages.payloads import CREATE
 from snapline.sim.oracles.dead_letters import DeadLetterOracle, is_retry_of
-from snapline.sim.oracles.effects import EffectOracle
 from snapline.sim.oracles.ground_truth_records import (
     NO_VOIDS,
     NOWHERE,
@@ -57,8 +56,7 @@ from snapline.sim.oracles.ground_truth_records import (
 )
 from snapline.sim.oracles.inputs import InputOracle
 from snapline.sim.oracles.outputs import OutputOracle
-from snapline.sim.oracles.rollbacks import RollbackOracle
-from snapline.sim.oracles.steps import StepOracle
+from snapline.sim.oracles.turn_oracles import EffectOracle, RollbackOracle, StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
