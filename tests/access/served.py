@@ -29,7 +29,7 @@ from snapline.gateway.served_handlers import NOTHING
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 from snapline.telemetry.metrics_server import MetricsPlace
-from snapline.view.acting import Operators
+from snapline.view.action_requests import Operators
 from snapline.view.app import View
 from snapline.view.fleet_queries import open_fleet_queries
 

@@ -18,7 +18,7 @@ from snapline.protos import v1
 from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import RPC_RULES
 from snapline.telemetry import metrics_server as metrics_endpoint
-from snapline.view.acting import Operators
+from snapline.view.action_requests import Operators
 from snapline.view.app import View
 
 OTHERS = {"Health/Check", "Health/Watch", "ServerReflection/ServerReflectionInfo"}

@@ -22,7 +22,7 @@ from snapline.security.rpc_authorization import RPC_RULES
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 from snapline.view import operator_actions as deeds_module
-from snapline.view.acting import ROLES, Operators
+from snapline.view.action_requests import ROLES, Operators
 from snapline.view.app import View
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.operator_actions import ActionOutcome, Actions, Fields, ProposedAction

@@ -30,7 +30,7 @@ from starlette.routing import Route
 from snapline.diagrams.style import EVENT_RULES, RULES, style
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.messages.views import AgentState
-from snapline.view.acting import ActingPages, NotAllowedError, Operators
+from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body, saved_body
 from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.coordinators_page import coordinators_body

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snapline.gateway.http_server import serve_app
 from snapline.security.transport import Security
-from snapline.view.acting import Operators
+from snapline.view.action_requests import Operators
 from snapline.view.app import View
 from snapline.view.fleet_queries import open_fleet_queries
 
