@@ -23,7 +23,6 @@ from snapline.messages.dead_letters import (
     read_dead_letter_command,
 )
 from snapline.messages.effect_commands import is_effect_request, is_effect_resolution
-from snapline.sim.oracles.drops import Drop, Drops
 from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
     CommandEffect,
@@ -32,6 +31,7 @@ from snapline.sim.oracles.ground_truth_records import (
     Report,
     show,
 )
+from snapline.sim.oracles.inputs import Drop, Drops
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
