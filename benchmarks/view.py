@@ -85,7 +85,7 @@ class BusyFleet(SimulatedFleet):
 async def serve(hosts: int, agents: int) -> None:
     """The view before such a fleet, until it is ended."""
     from snapline.gateway.http_server import serve_app
-    from snapline.view.app import View
+    from snapline.view.view_app import View
 
     view = View(BusyFleet(hosts, agents))
     try:

@@ -30,8 +30,8 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 from snapline.telemetry.metrics_server import MetricsPlace
 from snapline.view.action_requests import Operators
-from snapline.view.app import View
 from snapline.view.fleet_queries import open_fleet_queries
+from snapline.view.view_app import View
 
 CERTIFICATES, DATA, RUNS = "certificates", "data", "runs"
 TOKEN = "a token that nobody guesses"

@@ -19,7 +19,7 @@ from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import RPC_RULES
 from snapline.telemetry import metrics_server as metrics_endpoint
 from snapline.view.action_requests import Operators
-from snapline.view.app import View
+from snapline.view.view_app import View
 
 OTHERS = {"Health/Check", "Health/Watch", "ServerReflection/ServerReflectionInfo"}
 """RPCs that gRPC's own libraries describe."""

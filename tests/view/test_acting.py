@@ -23,9 +23,9 @@ from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 from snapline.view import operator_actions as deeds_module
 from snapline.view.action_requests import ROLES, Operators
-from snapline.view.app import View
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.operator_actions import ActionOutcome, Actions, Fields, ProposedAction
+from snapline.view.view_app import View
 from snapline.view.watch import FleetWatch
 
 ORIGIN = "http://127.0.0.1:8088"

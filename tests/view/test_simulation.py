@@ -24,8 +24,8 @@ from snapline.sim.run import run
 from snapline.sim.scenario import Scenario, parse_scenario
 from snapline.sim.world.recording import Recording
 from snapline.view import sim_reports, simulation_page
-from snapline.view.app import View
 from snapline.view.sim_reports import SimReports
+from snapline.view.view_app import View
 
 CONFIG = """
 name = "crashes"
@@ -257,7 +257,7 @@ async def test_who_has_not_signed_in_sees_none(folder: Path) -> None:
 
 def test_the_simulator_is_not_imported_for_who_has_no_reports() -> None:
     """A view of a fleet starts without it: it takes a second."""
-    code = "import sys, snapline.view.server, snapline.view.export_page; sys.exit(any(m.startswith('snapline.sim') for m in sys.modules))"
+    code = "import sys, snapline.view.view_app, snapline.view.export_page; sys.exit(any(m.startswith('snapline.sim') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -21,9 +21,9 @@ from snapline.errors import NotFoundError
 from snapline.messages.views import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.view import live_events, space_query
-from snapline.view.app import View
 from snapline.view.live_events import EVENTS_MAX, EVERY_MAX, HELD_MAX, KEPT_S, SNAPSHOTS_KEPT, LiveEvents
 from snapline.view.space_time import ShownTrace
+from snapline.view.view_app import View
 
 SECOND = 10**9
 EVIL = "<script>alert(1)</script>"
@@ -82,7 +82,7 @@ def spots_in(page: str) -> list[int]:
 @pytest.fixture(autouse=True)
 def every_look_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views do not wait for a period: what is held is held by its number, not because it is the newest still."""
-    monkeypatch.setattr("snapline.view.app.LiveEvents", lambda calls: LiveEvents(calls, 0.0))
+    monkeypatch.setattr("snapline.view.view_app.LiveEvents", lambda calls: LiveEvents(calls, 0.0))
 
 
 # -- the fleet, live -----------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from tests.view.test_app import view
 import snapline
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import ledger
-from snapline.view.app import View
 from snapline.view.ledger import EffectLedger, NewestOutputs, newest_outputs
 from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.streams import STREAMS_MAX, Streams
+from snapline.view.view_app import View
 from snapline.view.watch import FleetWatch
 
 

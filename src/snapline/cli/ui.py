@@ -62,8 +62,8 @@ def serve(
     """Show the fleet in a browser, live; it changes nothing unless --allow-actions is given. See docs/ui.md."""
     try:
         from snapline.gateway.http_server import check_exposure
-        from snapline.view.server import serve as serve_view
-        from snapline.view.server import serve_files
+        from snapline.view.view_app import serve as serve_view
+        from snapline.view.view_app import serve_files
     except ModuleNotFoundError as error:
         raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 

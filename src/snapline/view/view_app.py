@@ -10,6 +10,8 @@
     GET  /health                             200 while this process answers
 
 All other requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
+
+The view's process: one client, one server, until it is stopped.
 """
 
 import asyncio
@@ -29,7 +31,9 @@ from starlette.routing import Route
 
 from snapline.diagrams.style import EVENT_RULES, RULES, style
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
+from snapline.gateway.http_server import serve_app
 from snapline.messages.views import AgentState
+from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
 from snapline.view.agent_page import agent_body, saved_body
 from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
@@ -39,6 +43,7 @@ from snapline.view.cut_page import CutSearch, cut_body, cut_results
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, page
 from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
@@ -53,6 +58,7 @@ from snapline.view.watch import FleetWatch
 
 if TYPE_CHECKING:
     from snapline.view.simulation import SimulationPages
+
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -388,3 +394,46 @@ def _search_of(query: QueryParams) -> AgentSearch:
 def _names(text: str) -> list[str]:
     """Return the names in a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+CLIENT_NAME = "view"
+
+
+async def serve(
+    address: str,
+    security: Security,
+    listen: tuple[str, int],
+    *,
+    token: str,
+    may_act: bool = False,
+    folder: Path | None = None,
+    trace: Path | None = None,
+    reports: Sequence[Path] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM; prints the address.
+
+    Args:
+        may_act: allow actions of operators.
+        folder: folder of the fleet, if it is on this machine.
+        trace: a trace to show in addition.
+        reports: folders with reports of simulations.
+
+    Raises:
+        UsageError: the process cannot listen on the address, or one of `reports` is not a folder.
+        CoordinatorUnavailableError: no coordinator answers there.
+    """
+    async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
+        operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
+        await _serve(View(questions, token=token, operators=operators, trace=trace, reports=reports), listen)
+
+
+async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
+    """Serve without a fleet: a trace, reports of simulations, or both."""
+    await _serve(View(None, token=token, trace=trace, reports=reports), listen)
+
+
+async def _serve(view: View, listen: tuple[str, int]) -> None:
+    try:
+        await serve_app(view.app(), listen)
+    finally:
+        await view.close()
