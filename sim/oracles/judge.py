@@ -48,8 +48,7 @@ from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
 from snapline.sim.oracles.lines import LineOracle
-from snapline.sim.oracles.log_history import LogHistory
-from snapline.sim.oracles.outcomes import Outcomes
+from snapline.sim.oracles.log_oracles import LogHistory, Outcomes
 from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, ReplayOracle
 from snapline.sim.oracles.retention import ExpectedRetention, check_retained

@@ -17,7 +17,7 @@ from snapline.coordinator.state.fleet_records import (
     Rejected,
     Unknown,
 )
-from snapline.sim.oracles.log_history import LogCall, LogHistory, is_linearizable
+from snapline.sim.oracles.log_oracles import LogCall, LogHistory, is_linearizable
 
 # ---- outcomes --------------------------------------------------------------------------------------------------------
 
