@@ -6,7 +6,7 @@ from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
 from snapline.messages.status import AskedReplica
-from snapline.view.coordinators_page import coordinators_body
+from snapline.view.fleet_page import coordinators_body
 
 
 def page_of(replicas: list[AskedReplica]) -> Node:

@@ -9,10 +9,9 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.messages.concerns import KINDS, URGENT
-from snapline.view.agent_page import agent_body
 from snapline.view.epochs_page import epochs_body
 from snapline.view.facts import FleetFacts, Heard
-from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.tones import tone_of, worst
 

@@ -12,12 +12,11 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
-from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
-from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
 from snapline.view.number_format import plural, size

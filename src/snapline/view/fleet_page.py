@@ -1,20 +1,97 @@
-"""The screen *Fleet*: hosts, agents, and the busy, parked and waiting ones; live."""
+"""The screen *Fleet*: hosts, agents, and the busy, parked and waiting ones; live.
+
+Page of one agent: its state, and its host's report on it.
+
+Sparkline: a small chart of a series.
+
+The screen *Coordinators*: the coordinator's replicas, each as it reports its own state.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
 
+from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.status import AskedReplica, ReplicaStatus
+from snapline.messages.views import AgentState
 from snapline.view import loss
 from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
 from snapline.view.frame import section, table, trouble
 from snapline.view.links import agent_link
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import count, plural, rate, seconds, size
+from snapline.view.number_format import NOTHING, count, plural, rate, seconds, size
 from snapline.view.partials import Partial
-from snapline.view.sparkline import sparkline
 from snapline.view.tones import TONES, Tone, pill, tone_of, worst
+from snapline.view.tree import DEPTH_MAX, leaf, tree
+
+HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
+
+OPEN_BYTES_MAX = 2_000
+"""Largest state, as JSON, that is shown open: the fields of a larger one are folded."""
+
+
+def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
+    """Draw what `Client.describe` returns, and the state; `problem`: reason why the state is not the live one, or is unknown."""
+    facts = [(name, document.get(name)) for name in document if name not in HEAD]
+    about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
+    title = tag(
+        "div",
+        tag("h1", str(document.get("agent", ""))),
+        pill("agent", str(document.get("life", ""))),
+        tag("p", about, class_="quiet"),
+        class_="title",
+    )
+    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
+    listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
+    return join([title, _state(state, problem), listed])
+
+
+def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
+    """Draw the page while no host can describe the agent; `problem`: the reason."""
+    title = tag(
+        "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
+    )
+    return join([title, _state(state, problem)])
+
+
+def _state(state: AgentState | None, problem: str) -> Markup:
+    why = tag("p", f"{problem[:1].upper()}{problem[1:]}.", class_="strip warn") if problem else None
+    if state is None:
+        return section("state", "State", why)
+    about: Child = f"As it was at {state.time}, between two turns; a recovery may undo it."
+    if not state.is_live:
+        epoch = tag("a", f"epoch {state.epoch}", href=f"/epochs/{state.epoch}")
+        about = ["As of ", epoch, f", {state.time}."]
+    value = _opened(state.state) if not state.is_unborn else tag("p", "It is not born yet.", class_="quiet")
+    return section("state", "State", why, tag("p", about, class_="quiet"), value)
+
+
+def _opened(state: object) -> Markup:
+    is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
+    return tree(state, open_levels=DEPTH_MAX if is_small else 1)
+
+
+def _value(value: object) -> Child:
+    return tree(value) if isinstance(value, dict | list) and value else leaf(value)
+
+
+WIDTH, HEIGHT = 120, 28
+
+
+def sparkline(values: Sequence[float]) -> Markup:
+    """The course as an SVG, from 0 to its largest value."""
+    most = max(values, default=0.0)
+    if len(values) < 2 or most <= 0:
+        points = f"0,{HEIGHT - 1} {WIDTH},{HEIGHT - 1}"
+    else:
+        step = WIDTH / (len(values) - 1)
+        points = " ".join([f"{px(n * step)},{px(1 + (HEIGHT - 2) * (1 - v / most))}" for n, v in enumerate(values)])
+    line = tag("polyline", points=points, fill="none")
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return tag("svg", line, class_="sparkline", viewBox=box, preserveAspectRatio="none", aria_hidden="true")
+
 
 ROWS_MAX = 100
 """Largest number of agents in the table: ten thousand are unreadable; a search finds each."""
@@ -372,3 +449,59 @@ def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:
 def _select(name: str, label: str, all_of: str, values: Sequence[str], chosen: str) -> Markup:
     options = [tag("option", value, value=value, selected=value == chosen) for value in values]
     return tag("select", tag("option", all_of, value=""), *options, name=name, aria_label=label)
+
+
+COLUMNS = (
+    *(("Replica", ""), ("Address", ""), ("Role", ""), ("Connected to", "wide"), ("Term", "number")),
+    *(("Committed", "number"), ("Applied", "number"), ("Log", "")),
+)
+
+
+def coordinators_body(replicas: Sequence[AskedReplica]) -> Markup:
+    """The whole screen."""
+    statuses = [each.status for each in replicas if each.status is not None]
+    leader = max([each for each in statuses if each.standing.is_leader], key=_term, default=None)
+    led = "none of them leads" if leader is None else f"{leader.node} leads, term {leader.standing.term}"
+    summary = f"{len(statuses):,} of {plural(len(replicas), 'replica')} answered; {led}"
+    rows = [_replica_row(each, leader) for each in replicas]
+    title = tag("div", tag("h1", "Coordinators"), tag("p", summary, class_="quiet"), class_="title")
+    more = "Each was asked for this page. Positions are numbers of entries in the coordinator's log."
+    return join(
+        [title, section("replicas", "Replicas", table(COLUMNS, rows, label="Replicas"), tag("p", more, class_="quiet"))]
+    )
+
+
+def _term(status: ReplicaStatus) -> int:
+    return status.standing.term
+
+
+def role_of(status: ReplicaStatus) -> str:
+    """Return "leader", "learner" or "follower"."""
+    return "leader" if status.standing.is_leader else "learner" if status.is_learner else "follower"
+
+
+def _replica_row(replica: AskedReplica, leader: ReplicaStatus | None) -> Markup:
+    status, head = replica.status, [tag("th", replica.id, scope="row"), tag("td", replica.address)]
+    if status is None:
+        known = (
+            ""
+            if leader is None
+            else "; the leader is" + " not" * (replica.id not in leader.connected) + " connected to it"
+        )
+        why = tag("td", f"{replica.problem}{known}", class_="wide", colspan=len(COLUMNS) - 3)
+        return tag("tr", head, tag("td", pill("replica", "silent")), why)
+    role: list[Child] = [pill("replica", role_of(status))]
+    if status.is_learner:
+        role.append(" lost its log, catches up, does not vote")
+    connected = ", ".join(status.connected) or NOTHING
+    majority = "" if status.has_quorum else "; no majority"
+    numbers = (status.standing.term, status.commit_index, status.applied)
+    log = f"{status.first_index:,} to {status.last_index:,}, {size(status.journal_bytes)}"
+    return tag(
+        "tr",
+        head,
+        tag("td", role, class_="wide"),
+        tag("td", f"{connected}{majority}", class_="wide"),
+        [tag("td", count(number), class_="number") for number in numbers],
+        tag("td", log),
+    )

@@ -35,14 +35,12 @@ from snapline.gateway.http_server import serve_app
 from snapline.messages.views import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
-from snapline.view.agent_page import agent_body, saved_body
 from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
-from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import CutSearch, cut_body, cut_results
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
-from snapline.view.fleet_page import AgentSearch, FleetScreen
+from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body, coordinators_body, saved_body
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, page
 from snapline.view.links import Targets, shown_epochs
