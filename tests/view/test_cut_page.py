@@ -6,9 +6,7 @@ import pytest
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.view.cut_facts import CutFacts, cut_of
-from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body, cut_results
-from snapline.view.transit_diagram import AGENTS_MAX, cut_picture
+from snapline.view.cut_page import AGENTS_MAX, ROWS_MAX, CutFacts, CutSearch, cut_body, cut_of, cut_picture, cut_results
 
 
 async def cut(epoch: int = 7, agents: int = 6) -> CutFacts:

@@ -14,7 +14,7 @@ from tests.view.simulated import SimulatedFleet
 from snapline.errors import CoordinatorUnavailableError, StoreError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import export
-from snapline.view.cut_facts import cut_of
+from snapline.view.cut_page import cut_of
 from snapline.view.export import ExportedScreen, FleetExport, cut_screen
 from snapline.view.export_page import check_free, export_page, write_file
 from snapline.view.markup import Markup, tag

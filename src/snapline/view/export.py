@@ -12,8 +12,7 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
-from snapline.view.cut_facts import CutFacts, cut_of
-from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body
+from snapline.view.cut_page import ROWS_MAX, CutFacts, CutSearch, cut_body, cut_of
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body

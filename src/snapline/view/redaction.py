@@ -13,7 +13,7 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.output_reading import Output
-from snapline.view.cut_facts import CutAgent, CutChannel, CutFacts, CutMessage, Plain
+from snapline.view.cut_page import CutAgent, CutChannel, CutFacts, CutMessage, Plain
 from snapline.view.ledger import NewestOutputs
 from snapline.view.number_format import size
 from snapline.view.pending_work_page import WaitingFacts

@@ -20,7 +20,7 @@ from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, draw_w
 from snapline.errors import SnaplineError, UsageError
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.auth import HEADERS
-from snapline.view.cut_facts import CutFacts
+from snapline.view.cut_page import CutFacts
 from snapline.view.links import Targets
 from snapline.view.live_events import LiveEvents, LiveSnapshot
 from snapline.view.markup import Markup

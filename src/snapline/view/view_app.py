@@ -36,8 +36,7 @@ from snapline.messages.views import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
 from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
-from snapline.view.cut_facts import CutFacts, cut_of
-from snapline.view.cut_page import CutSearch, cut_body, cut_results
+from snapline.view.cut_page import CutFacts, CutSearch, cut_body, cut_of, cut_results
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body, coordinators_body, saved_body
