@@ -43,6 +43,7 @@ from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, P
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
+from snapline.sim.oracles.cuts import StopOracle
 from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.ground_truth import GroundTruth
@@ -52,7 +53,6 @@ from snapline.sim.oracles.log_oracles import LogHistory, Outcomes
 from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, ReplayOracle
 from snapline.sim.oracles.retention import ExpectedRetention, check_retained
-from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
