@@ -72,7 +72,7 @@ def export(
 
 async def _export_store(location: str, snapshot: str, redaction: "Redaction | None") -> ExportResult:
     from snapline.view.export import store_screens
-    from snapline.view.store_at_rest import StoreAtRest
+    from snapline.view.stored_snapshots import StoreAtRest
 
     return await store_screens(StoreAtRest(location), snapshot, redaction)
 

@@ -23,8 +23,7 @@ from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.redaction import Redaction
-from snapline.view.store_at_rest import StoreAtRest
-from snapline.view.store_page import store_body
+from snapline.view.stored_snapshots import StoreAtRest, store_body
 from snapline.view.watch import FleetWatch
 
 SNAPSHOT = "snapshot"
