@@ -16,7 +16,6 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.channels.channel import Outlet
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, TriggerPart
@@ -24,6 +23,7 @@ from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.links import SimTransport
+from snapline.sim.world.store_observer import read_pack
 from snapline.sim.world.world import World
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.store import Store
