@@ -25,7 +25,6 @@ from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.facts import ENDED, FleetFacts, HostFacts
-from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.number_format import count, size
 from snapline.view.operator_actions import (
@@ -39,6 +38,7 @@ from snapline.view.operator_actions import (
     StoreActions,
     others_for_agents,
 )
+from snapline.view.page_frame import section, table
 from snapline.view.tones import pill
 from snapline.view.watch import FleetWatch
 

@@ -18,10 +18,9 @@ from snapline.messages.status import AskedReplica, ReplicaStatus
 from snapline.messages.views import AgentState
 from snapline.view import loss
 from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
-from snapline.view.frame import section, table, trouble
-from snapline.view.links import agent_link
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.number_format import NOTHING, count, plural, rate, seconds, size
+from snapline.view.page_frame import agent_link, section, table, trouble
 from snapline.view.partials import Partial
 from snapline.view.tones import TONES, Tone, pill, tone_of, worst
 from snapline.view.tree import DEPTH_MAX, leaf, tree

@@ -32,9 +32,9 @@ from snapline.storage.store.store import Store
 from snapline.view import loss
 from snapline.view.compensation import named, undone_in_fleet, undone_outside_fleet
 from snapline.view.facts import FleetFacts, HostFacts
-from snapline.view.links import restorable_epochs
 from snapline.view.markup import Markup
 from snapline.view.number_format import plural, seconds, size
+from snapline.view.page_frame import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
 
 KEPT_MAX = 512

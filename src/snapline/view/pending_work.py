@@ -11,7 +11,7 @@ from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.views import WaitingAgents
 from snapline.view.facts import ViewCalls
 from snapline.view.ledger import EffectLedger, newest_outputs
-from snapline.view.links import Targets
+from snapline.view.page_frame import Targets
 from snapline.view.pending_work_page import WaitingFacts
 from snapline.view.streams import PERIOD_S
 from snapline.view.watch import FleetWatch

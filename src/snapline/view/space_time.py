@@ -21,9 +21,9 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.auth import HEADERS
 from snapline.view.cut_page import CutFacts
-from snapline.view.links import Targets
 from snapline.view.live_events import LiveEvents, LiveSnapshot
 from snapline.view.markup import Markup
+from snapline.view.page_frame import Targets
 from snapline.view.partials import Partial
 from snapline.view.space_page import SpaceFacts, space_body, space_pieces, space_results
 from snapline.view.space_query import Source, SpaceQuery, query_of

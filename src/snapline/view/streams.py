@@ -8,8 +8,8 @@ from starlette.responses import StreamingResponse
 
 from snapline.errors import SnaplineError
 from snapline.view.auth import HEADERS
-from snapline.view.frame import trouble
 from snapline.view.markup import Markup, tag
+from snapline.view.page_frame import trouble
 from snapline.view.partials import Partial, ViewerState
 
 PERIOD_S = 2.0
