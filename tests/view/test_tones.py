@@ -12,8 +12,8 @@ from snapline.messages.concerns import KINDS, URGENT
 from snapline.view.epochs_page import epochs_body
 from snapline.view.facts import FleetFacts, Heard
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
+from snapline.view.formatting import tone_of, worst
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
-from snapline.view.tones import tone_of, worst
 
 
 def red(page: str) -> list[str]:

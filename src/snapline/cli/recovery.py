@@ -11,7 +11,7 @@ from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import UsageError
 from snapline.ids import check_failed
-from snapline.view.compensation import named
+from snapline.view.formatting import named
 
 ROWS_MAX = 20
 """Largest number of rows in a table; a fleet may have thousands of agents."""

@@ -9,7 +9,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.errors import UsageError
-from snapline.view.compensation import named, undone_in_fleet, undone_outside_fleet
+from snapline.view.formatting import named, undone_in_fleet, undone_outside_fleet
 
 ROWS_MAX = 20
 """Largest number of rows shown, as in `recovery line`."""

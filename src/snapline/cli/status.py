@@ -40,15 +40,15 @@ def _losses(result: Document) -> Document:
     """Return the work at risk, recovery times and interval cost, each in one line."""
     import msgspec
 
-    from snapline.view import loss
+    from snapline.view import formatting
     from snapline.view.facts import FleetFacts
 
     facts = msgspec.convert({"fleet": "", **result}, FleetFacts)
     return {
         "loss": "",
-        "at_risk": loss.at_risk(facts),
-        "recoveries": loss.recoveries(facts.loss),
-        "interval": loss.interval(facts.interval),
+        "at_risk": formatting.at_risk(facts),
+        "recoveries": formatting.recoveries(facts.loss),
+        "interval": formatting.interval(facts.interval),
     }
 
 

@@ -25,8 +25,8 @@ from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.facts import ENDED, FleetFacts, HostFacts
+from snapline.view.formatting import count, pill, size
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import count, size
 from snapline.view.operator_actions import (
     ActionField,
     ActionOutcome,
@@ -39,7 +39,6 @@ from snapline.view.operator_actions import (
     others_for_agents,
 )
 from snapline.view.page_frame import section, table
-from snapline.view.tones import pill
 from snapline.view.watch import FleetWatch
 
 ROWS_MAX = 100

@@ -13,10 +13,9 @@ from urllib.parse import quote
 import msgspec
 
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
+from snapline.view.formatting import count, plural, size, tone_of
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import count, plural, size
 from snapline.view.page_frame import section, table
-from snapline.view.tones import tone_of
 from snapline.view.tree import leaf, tree
 
 Plain = dict[str, object]

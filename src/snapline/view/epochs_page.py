@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.diagrams.style import px
+from snapline.view.formatting import NOTHING, age, count, pill, plural, seconds, size
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import NOTHING, age, count, plural, seconds, size
 from snapline.view.page_frame import Targets, section, shown_epochs, table
-from snapline.view.tones import pill
 
 BAR, GAP, HEIGHT = 5, 1, 120
 """Lengths in the chart, in its own units."""

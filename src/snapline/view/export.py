@@ -16,8 +16,8 @@ from snapline.view.cut_page import ROWS_MAX, CutFacts, CutSearch, cut_body, cut_
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
+from snapline.view.formatting import plural, size
 from snapline.view.markup import Markup, join, tag
-from snapline.view.number_format import plural, size
 from snapline.view.page_frame import Targets
 from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import pending_work_body, pending_work_partials

@@ -16,13 +16,12 @@ from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.status import AskedReplica, ReplicaStatus
 from snapline.messages.views import AgentState
-from snapline.view import loss
+from snapline.view import formatting
 from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
+from snapline.view.formatting import NOTHING, TONES, Tone, count, pill, plural, rate, seconds, size, tone_of, worst
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import NOTHING, count, plural, rate, seconds, size
 from snapline.view.page_frame import agent_link, section, table, trouble
 from snapline.view.partials import Partial
-from snapline.view.tones import TONES, Tone, pill, tone_of, worst
 from snapline.view.tree import DEPTH_MAX, leaf, tree
 
 HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
@@ -291,13 +290,13 @@ def _figures(standing: Heard) -> Markup:
         _figure(
             "Last complete epoch",
             count(facts.last_complete_epoch or None),
-            f"{epochs}; {loss.interval(facts.interval)}",
+            f"{epochs}; {formatting.interval(facts.interval)}",
             is_broad=True,
         ),
         _figure(
             "Work at risk",
-            loss.at_risk(facts),
-            f"recoveries: {loss.recoveries(facts.loss)}",
+            formatting.at_risk(facts),
+            f"recoveries: {formatting.recoveries(facts.loss)}",
             tone=worst([tone_of("concern", kind) for kind in facts.loss.missed]),
         ),
         _figure(

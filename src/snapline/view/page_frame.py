@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from snapline.view.formatting import age
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import age
 
 SCREENS = (
     ("fleet", "/", "Fleet"),

@@ -11,13 +11,12 @@ from snapline.messages.outputs import Consumer
 from snapline.messages.views import WaitingAgent, WaitingAgents
 from snapline.storage.outputs.names import parse_cursor
 from snapline.view.facts import FleetFacts
+from snapline.view.formatting import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.ledger import LEDGER_RECORDS_MAX, NEWEST_MAX, NewestOutputs
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.number_format import NOTHING, age, count, plural, seconds, size
 from snapline.view.page_frame import Targets, section, table
 from snapline.view.partials import Partial
 from snapline.view.streams import notices
-from snapline.view.tones import Tone, pill, tone_of
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100

@@ -14,8 +14,8 @@ import msgspec
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.output_reading import Output
 from snapline.view.cut_page import CutAgent, CutChannel, CutFacts, CutMessage, Plain
+from snapline.view.formatting import size
 from snapline.view.ledger import NewestOutputs
-from snapline.view.number_format import size
 from snapline.view.pending_work_page import WaitingFacts
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from snapline.errors import NotFoundError, UsageError
-from snapline.view.number_format import size
+from snapline.view.formatting import size
 from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, RunHead, SweepFacts
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_words
+from snapline.view.formatting import NOTHING, count, plural
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.number_format import NOTHING, count, plural
 from snapline.view.page_frame import section, table
 from snapline.view.sim_facts import FoundRun
 from snapline.view.simulation_page import PLACE, address, verdict_pill

@@ -6,11 +6,10 @@ from urllib.parse import quote
 import msgspec
 
 from snapline.sim.report.formatting import VERDICTS, seconds
+from snapline.view.formatting import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.number_format import NOTHING, age, count, plural
 from snapline.view.page_frame import section, table
 from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, SweepFound
-from snapline.view.tones import tone_of
 
 PLACE = "/simulation"
 

@@ -9,8 +9,8 @@ from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Wind
 from snapline.ids import HOST_PREFIX
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
+from snapline.view.formatting import count, plural
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import count, plural
 from snapline.view.page_frame import Targets, section
 from snapline.view.partials import Partial
 from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery

@@ -16,6 +16,7 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import describe_payload
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
+from snapline.view.formatting import count, plural, size
 from snapline.view.ledger import (
     LEDGER_RECORDS_MAX,
     NEWEST_MAX,
@@ -26,7 +27,6 @@ from snapline.view.ledger import (
     NewestOutputs,
 )
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.number_format import count, plural, size
 from snapline.view.page_frame import section, table
 from snapline.view.pending_work_page import WaitingFacts
 

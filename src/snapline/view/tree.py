@@ -6,8 +6,8 @@ A value may be arbitrarily large and deep, so a tree has limits: `NODES_MAX` val
 
 from collections.abc import Iterable, Mapping
 
+from snapline.view.formatting import plural
 from snapline.view.markup import Child, Markup, shown, tag
-from snapline.view.number_format import plural
 
 NODES_MAX = 2_000
 ITEMS_MAX = 200

@@ -1,0 +1,208 @@
+"""Numbers formatted for people: counts, rates, sizes, times.
+
+Tone of each state on pages and in terminals. The name of the state is always shown too.
+
+Red ("bad") is for failures, lost hosts, and states that need an operator now. Amber ("warn") is temporary or can wait. The rest is green or plain.
+
+Loss now, duration of recoveries, cost of the interval: the same texts on a page, in a terminal and in `snapline status`.
+
+Consequences of a deliberate restore, in sentences, for `snapline recovery restore` and for the confirmation page.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from snapline.messages.concerns import URGENT
+from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
+from snapline.view.markup import Markup, tag
+
+if TYPE_CHECKING:
+    from snapline.messages.answers import RestorePreview, TopicUndone
+
+
+_BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+NOTHING = "–"
+
+
+def count(number: int | None) -> str:
+    """`12,345`."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """`1 host`, `3 hosts`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def rate(per_s: float | None) -> str:
+    """Format a rate as `1,234`, `12.3`, `0.4`; a dash if unknown."""
+    if per_s is None:
+        return NOTHING
+    return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}"
+
+
+def size(number: int | None) -> str:
+    """`1.5 MiB`."""
+    if number is None:
+        return NOTHING
+    value, unit = float(number), 0
+    while value >= 1024 and unit < len(_BYTES) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{number:,} bytes" if unit == 0 else f"{value:.1f} {_BYTES[unit]}"
+
+
+def seconds(time_s: float | None) -> str:
+    """`0.42 s`, `12.3 s`, `4 min`, `3.1 h`."""
+    if time_s is None:
+        return NOTHING
+    if time_s < 10:
+        return f"{time_s:.2f} s"
+    if time_s < 120:
+        return f"{time_s:.1f} s"
+    return f"{time_s / 60:.0f} min" if time_s < 7200 else f"{time_s / 3600:.1f} h"
+
+
+def moment(since_1970_s: float | None) -> Markup | str:
+    """Return the time of day in UTC; the page shows its age."""
+    if since_1970_s is None:
+        return NOTHING
+    at = datetime.fromtimestamp(since_1970_s, UTC)
+    text = at.strftime("%Y-%m-%d %H:%M:%S")
+    return tag("time", text, datetime=at.isoformat(timespec="milliseconds"), title=f"{text} UTC")
+
+
+def age(since_1970_s: float | None) -> Markup | str:
+    """Draw the age of a time, which the page's script keeps current."""
+    if since_1970_s is None:
+        return NOTHING
+    at = datetime.fromtimestamp(since_1970_s, UTC)
+    text = at.strftime("%H:%M:%S UTC")
+    return tag("time", text, datetime=at.isoformat(timespec="milliseconds"), data_age=True, title=f"at {text}")
+
+
+Tone = Literal["good", "plain", "warn", "bad"]
+Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
+
+TONES: tuple[Tone, ...] = ("good", "plain", "warn", "bad")
+"""All tones, the worst last."""
+
+_OF: Mapping[Subject, Mapping[str, Tone]] = {
+    "fleet": {"running": "good", "forming": "warn", "recovering": "warn", "failed": "bad"},
+    "host": {"alive": "good", "lost": "bad"},
+    "agent": {
+        **dict.fromkeys(("alive", "running"), "good"),
+        **dict.fromkeys(("unplaced", "starting", "unborn", "stopping", "dead letters"), "warn"),
+        **dict.fromkeys(("lost", "failed"), "bad"),
+    },
+    "epoch": {"aborted": "warn", "condemned": "bad"},
+    "effect": {"done": "good", "in doubt": "warn", "left": "warn", "needs people": "bad", "failed": "bad"},
+    "replica": {"leader": "good", "follower": "good", "learner": "warn", "silent": "warn"},
+    "verdict": {"pass": "good", "undecided": "warn", "violation": "bad", "broken": "bad"},
+    "concern": dict.fromkeys(URGENT, "bad"),
+}
+
+
+def tone_of(subject: Subject, word: str) -> Tone:
+    """Return the tone of a state, or of a kind of concern."""
+    return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
+
+
+def worst(tones: Iterable[Tone]) -> Tone:
+    """Return the worst tone; "plain" if there is none."""
+    return max(tones, key=TONES.index, default="plain")
+
+
+def pill(subject: Subject, word: str, *more: str) -> Markup:
+    """Draw a state with its tone; `more`: text after it."""
+    return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")
+
+
+RECOVERIES_SHOWN = 3
+
+COORDINATED = "coordinated"
+
+
+def at_risk(facts: FleetFacts) -> str:
+    """Return the loss as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
+    at_risk_s, most = facts.loss.at_risk_s, "" if facts.mode in (COORDINATED, "") else "at most "
+    text = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
+    return f"{text}{_promised('RPO', facts.loss.rpo_s, facts.loss.missed)}"
+
+
+def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
+    """Return what the definition allows, and whether it is missed."""
+    if not time_s:
+        return ""
+    return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
+
+
+def recoveries(loss: LossFacts) -> str:
+    """Return how long the last ones took, the newest first, and how many failures there were in how long."""
+    failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
+    promised = _promised("RTO", loss.rto_s, loss.missed)
+    if not loss.recoveries:
+        return f"none yet{promised}"
+    shown = [_took(loss, rank) for rank in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
+    return f"{', '.join(shown)}; {failures}{promised}"
+
+
+def _took(loss: LossFacts, place: int) -> str:
+    recovery = loss.recoveries[-place]
+    undid = "" if recovery.lost_s is None else f", which undid {seconds(recovery.lost_s)}"
+    return f"{seconds(recovery.took_s)} (plan {recovery.plan}{undid})"
+
+
+def interval(facts: IntervalFacts) -> str:
+    """Return how often, how long an epoch takes, and what it costs agents and store."""
+    every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
+    phrases = [f"{every}, {facts.policy}" if facts.policy else every]
+    if facts.epochs:
+        phrases.append(f"an epoch takes {seconds(facts.duration_s)} (at most {seconds(facts.duration_max_s)})")
+    if facts.capture_s is not None and facts.pause_s is not None:
+        share = "" if facts.share is None else f", {percent(facts.share)} of the time"
+        phrases.append(f"agents of a host wait {brief(facts.capture_s)}{share}, each at most {brief(facts.pause_s)}")
+    if facts.new_bytes is not None:
+        phrases.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
+    return "; ".join(phrases)
+
+
+def brief(time_s: float) -> str:
+    """`0.35 ms`, `12 ms`, `1.20 s`."""
+    if time_s >= 1:
+        return seconds(time_s)
+    return f"{time_s * 1e3:.2f} ms" if time_s < 0.01 else f"{time_s * 1e3:.0f} ms"
+
+
+def percent(share: float) -> str:
+    """Return a percentage with two significant digits, such as `0.012 %`."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+NAMED_MAX = 10
+
+
+def named(what: str, of: Sequence[object]) -> str:
+    """Return `epochs 4, 5, … are`, or `epoch 4 is`, for a sentence."""
+    names = ", ".join(map(str, of[:NAMED_MAX])) + (", …" if len(of) > NAMED_MAX else "")
+    return f"{what} {names} is" if len(of) == 1 else f"{what}s {names} are"
+
+
+def undone_in_fleet(preview: "RestorePreview") -> list[str]:
+    """Return the consequences for the fleet itself."""
+    void_epochs, agents_gone, agents_back = preview.void_epochs, preview.agents_gone, preview.agents_back
+    sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
+    sentences.append(f"{named('epoch', void_epochs)} void then" if void_epochs else "no later epoch is complete")
+    sentences += [f"{named('agent', agents_gone)} gone: born later"] if agents_gone else []
+    return sentences + ([f"{named('agent', agents_back)} there again, having left since"] if agents_back else [])
+
+
+def undone_outside_fleet(preview: "RestorePreview") -> list[str]:
+    """Return the consequences for what it has given to others."""
+    sentences = [_taken_back(each) for each in preview.outputs]
+    effects = ", ".join(preview.effects)
+    return sentences + ([f"done outside since, and not taken back: {effects}"] if effects else [])
+
+
+def _taken_back(topic: "TopicUndone") -> str:
+    return f"topic {topic.topic}: {plural(topic.count, 'released output')} {'is' if topic.count == 1 else 'are'} taken back"
