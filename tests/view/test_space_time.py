@@ -20,7 +20,7 @@ from tests.view.test_app import TOKEN, view
 from snapline.errors import NotFoundError
 from snapline.messages.views import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
-from snapline.view import live_events, space_query
+from snapline.view import live_events, space_time_page
 from snapline.view.live_events import EVENTS_MAX, EVERY_MAX, HELD_MAX, KEPT_S, SNAPSHOTS_KEPT, LiveEvents
 from snapline.view.space_time import ShownTrace
 from snapline.view.view_app import View
@@ -296,7 +296,7 @@ async def test_a_request_that_cannot_be_is_a_sentence(wrong: str) -> None:
 
 
 async def test_a_page_has_so_many_events_and_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space_query, "SHOWN_MAX", 50)
+    monkeypatch.setattr(space_time_page, "SHOWN_MAX", 50)
     fleet = TracingFleet()
     fleet.exchange(200)
     async with view(fleet) as http:

@@ -25,8 +25,15 @@ from snapline.view.live_events import LiveEvents, LiveSnapshot
 from snapline.view.markup import Markup
 from snapline.view.page_frame import Targets
 from snapline.view.partials import Partial
-from snapline.view.space_page import SpaceFacts, space_body, space_pieces, space_results
-from snapline.view.space_query import Source, SpaceQuery, query_of
+from snapline.view.space_time_page import (
+    Source,
+    SpaceFacts,
+    SpaceQuery,
+    query_of,
+    space_body,
+    space_pieces,
+    space_results,
+)
 from snapline.view.streams import Streams
 
 TRACE_EVENTS_MAX = 200_000
