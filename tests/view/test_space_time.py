@@ -20,9 +20,16 @@ from tests.view.test_app import TOKEN, view
 from snapline.errors import NotFoundError
 from snapline.messages.views import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
-from snapline.view import live_events, space_time_page
-from snapline.view.live_events import EVENTS_MAX, EVERY_MAX, HELD_MAX, KEPT_S, SNAPSHOTS_KEPT, LiveEvents
-from snapline.view.space_time import ShownTrace
+from snapline.view import space_time_page, space_time_requests
+from snapline.view.space_time_requests import (
+    EVENTS_MAX,
+    EVERY_MAX,
+    HELD_MAX,
+    KEPT_S,
+    SNAPSHOTS_KEPT,
+    LiveEvents,
+    ShownTrace,
+)
 from snapline.view.view_app import View
 
 SECOND = 10**9
@@ -111,7 +118,7 @@ async def test_after_a_pause_nothing_old_is_joined_to_what_comes(monkeypatch: py
     live = await begun(fleet)
     fleet.exchange(3)
     assert len((await live.look()).event_log) == 6
-    monkeypatch.setattr(live_events, "GAP_S", 0.0)
+    monkeypatch.setattr(space_time_requests, "GAP_S", 0.0)
     fleet.exchange(1)
     assert len((await live.look()).event_log) == 2
 
@@ -139,7 +146,7 @@ async def test_what_is_kept_is_bounded_by_time_and_number(monkeypatch: pytest.Mo
     fleet.exchange(50, at_ns=time.time_ns() - round((KEPT_S + 5) * SECOND))
     fleet.exchange(7)
     assert len((await live.look()).event_log) == 14
-    monkeypatch.setattr(live_events, "EVENTS_MAX", 100)
+    monkeypatch.setattr(space_time_requests, "EVENTS_MAX", 100)
     fleet.exchange(400)
     look = await live.look()
     assert 90 <= len(look.event_log) <= 100 and EVENTS_MAX > 100
@@ -150,8 +157,8 @@ async def test_what_is_kept_is_bounded_by_time_and_number(monkeypatch: pytest.Mo
 async def test_of_a_fleet_that_does_too_much_fewer_messages_are_asked_for_and_later_more_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_events, "LINES_HIGH", 100)
-    monkeypatch.setattr(live_events, "LINES_LOW", 10)
+    monkeypatch.setattr(space_time_requests, "LINES_HIGH", 100)
+    monkeypatch.setattr(space_time_requests, "LINES_LOW", 10)
     fleet = TracingFleet()
     live = await begun(fleet)
     fleet.asks.clear()
@@ -238,7 +245,7 @@ async def test_the_screen_works_without_scripts() -> None:
 
 async def test_downloads_are_of_exactly_the_window_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after the fleet has gone on so far that a view has forgotten what stood there."""
-    monkeypatch.setattr(live_events, "EVENTS_MAX", 50)
+    monkeypatch.setattr(space_time_requests, "EVENTS_MAX", 50)
     fleet = TracingFleet()
     fleet.exchange(40)
     async with view(fleet) as http:
@@ -374,7 +381,7 @@ async def test_a_trace_is_read_again_when_it_has_grown_and_its_beginning_is_left
     first = await shown.event_log()
     assert len(first) == 4 and await shown.event_log() is first
     file.write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr("snapline.view.space_time.TRACE_EVENTS_MAX", 5)
+    monkeypatch.setattr("snapline.view.space_time_requests.TRACE_EVENTS_MAX", 5)
     again = await shown.event_log()
     assert (len(again), shown.omitted, again.is_whole) == (5, 4, False)
 
