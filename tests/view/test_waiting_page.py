@@ -11,10 +11,15 @@ from tests.view.test_app import view
 
 import snapline
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.view import ledger
-from snapline.view.ledger import EffectLedger, NewestOutputs, newest_outputs
-from snapline.view.pending_work import PendingWorkReader
-from snapline.view.pending_work_page import WaitingFacts, pending_work_body
+from snapline.view import pending_work_page
+from snapline.view.pending_work_page import (
+    EffectLedger,
+    NewestOutputs,
+    PendingWorkReader,
+    WaitingFacts,
+    newest_outputs,
+    pending_work_body,
+)
 from snapline.view.streams import STREAMS_MAX, Streams
 from snapline.view.view_app import View
 from snapline.view.watch import FleetWatch
@@ -138,7 +143,7 @@ async def test_a_stream_sends_what_has_changed_and_says_when_the_fleet_is_gone(f
 
 
 async def test_a_long_ledger_is_read_in_parts(fleet: SimulatedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "PAGES_MAX", 1)
+    monkeypatch.setattr(pending_work_page, "PAGES_MAX", 1)
     fleet.page = 1
     found = EffectLedger()
     fates = []
@@ -153,7 +158,7 @@ async def test_a_long_ledger_is_read_in_parts(fleet: SimulatedFleet, monkeypatch
 
 
 async def test_of_the_ledger_the_newest_words_are_kept(fleet: SimulatedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LEDGER_RECORDS_MAX", 2)
+    monkeypatch.setattr(pending_work_page, "LEDGER_RECORDS_MAX", 2)
     found = EffectLedger()
     await found.catch_up(fleet)
     assert [(effect.key, effect.fate) for effect in found.effects()] == [("k2", "open"), ("k1", "done")]
@@ -169,7 +174,7 @@ async def test_outputs_are_looked_for_further_back_until_there_are_some(fleet: S
 async def test_of_too_many_outputs_those_of_the_last_epochs_are_shown(
     fleet: SimulatedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "PAGES_MAX", 2)
+    monkeypatch.setattr(pending_work_page, "PAGES_MAX", 2)
     fleet.page = 4
     fleet.outputs = [(epoch, "sales", Sold(epoch)) for epoch in range(1, 101)]
     found = await newest_outputs(fleet, 100)

@@ -19,8 +19,7 @@ from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.formatting import plural, size
 from snapline.view.markup import Markup, join, tag
 from snapline.view.page_frame import Targets
-from snapline.view.pending_work import PendingWorkReader
-from snapline.view.pending_work_page import pending_work_body, pending_work_partials
+from snapline.view.pending_work_page import PendingWorkReader, pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.redaction import Redaction
 from snapline.view.stored_snapshots import StoreAtRest, store_body

@@ -15,8 +15,7 @@ from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.output_reading import Output
 from snapline.view.cut_page import CutAgent, CutChannel, CutFacts, CutMessage, Plain
 from snapline.view.formatting import size
-from snapline.view.ledger import NewestOutputs
-from snapline.view.pending_work_page import WaitingFacts
+from snapline.view.pending_work_page import NewestOutputs, WaitingFacts
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
 """Kept fields of a timer, a parked message, a dead letter and the like; all others may be private."""

@@ -17,7 +17,9 @@ from snapline.messages.payloads import describe_payload
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
 from snapline.view.formatting import count, plural, size
-from snapline.view.ledger import (
+from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.page_frame import section, table
+from snapline.view.pending_work_page import (
     LEDGER_RECORDS_MAX,
     NEWEST_MAX,
     OUTPUTS_ENOUGH,
@@ -25,10 +27,8 @@ from snapline.view.ledger import (
     SEARCH_EPOCHS_STEP,
     TOPICS_MAX,
     NewestOutputs,
+    WaitingFacts,
 )
-from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_frame import section, table
-from snapline.view.pending_work_page import WaitingFacts
 
 
 class StoreAtRest:
