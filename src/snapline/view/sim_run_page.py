@@ -9,7 +9,7 @@ from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_
 from snapline.view.formatting import NOTHING, count, plural
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_frame import section, table
-from snapline.view.sim_facts import FoundRun
+from snapline.view.sim_reports import FoundRun
 from snapline.view.simulation_page import PLACE, address, verdict_pill
 
 if TYPE_CHECKING:

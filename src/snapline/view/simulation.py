@@ -24,7 +24,7 @@ from snapline.view.simulation_page import PLACE, RunSearch, simulation_body, swe
 
 if TYPE_CHECKING:
     from snapline.sim.report.folder import StoredRun
-    from snapline.view.sim_facts import FoundRun
+    from snapline.view.sim_reports import FoundRun
 
 _Found = TypeVar("_Found")
 

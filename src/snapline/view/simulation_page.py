@@ -9,7 +9,7 @@ from snapline.sim.report.formatting import VERDICTS, seconds
 from snapline.view.formatting import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_frame import section, table
-from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, SweepFound
+from snapline.view.sim_reports import FoundReports, FoundRun, FoundSweep, SweepFound
 
 PLACE = "/simulation"
 
