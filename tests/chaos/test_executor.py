@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.sim.fake_executor import FakeExecutor
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.sim.choices import RandomChoices

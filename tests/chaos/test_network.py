@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from snapline.chaos.commands import SetPath
+from snapline.chaos.executor import SetPath
 from snapline.chaos.network import Gates, inode_of
 
 LIMIT_S = 30.0

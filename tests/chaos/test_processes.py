@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chaos.test_executor import STEP_NS
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.processes import Processes
 from snapline.chaos.remote_faults import RemoteFaults

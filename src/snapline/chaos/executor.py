@@ -12,6 +12,8 @@ Invariants:
 1. Each command has the complete state of a path, disk or clock, so it can be repeated, also after a restart.
 2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
 3. A process that is down, also one that died at a failpoint, stays down until its fault ends.
+
+Commands and events between `executor.py`, which decides about faults, and `local_faults.py`, which carries them out.
 """
 
 import heapq
@@ -19,12 +21,153 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from snapline.chaos import commands as cm
 from snapline.sim.choices import Choices
 from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
 from snapline.sim.faults.faults import heal, schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Base of all commands. Commands are idempotent."""
+
+
+class KillNode(Command, frozen=True):
+    """Kill a node by SIGKILL; it stays down until `StartNode`."""
+
+    node: str
+
+
+class EndNode(Command, frozen=True):
+    """End a node by SIGTERM, so that it shuts down cleanly; it stays down until `StartNode`."""
+
+    node: str
+
+
+class StartNode(Command, frozen=True):
+    """Start a node; nothing happens if it runs."""
+
+    node: str
+
+
+class CutPower(Command, frozen=True):
+    """Kill a node by SIGKILL; the seed decides whether its unsynced data is kept, lost or torn."""
+
+    node: str
+    seed: int
+
+
+class SetSpeed(Command, frozen=True):
+    """Set the speed of a node's processor in percent; 0: frozen (SIGSTOP)."""
+
+    node: str
+    percent: int
+
+
+class SetPath(Command, frozen=True):
+    """Set the path from one node to another: blocked, or delayed by `least_ns` plus up to `jitter_ns`, with packet loss per mille."""
+
+    sender: str
+    receiver: str
+    is_blocked: bool = False
+    least_ns: int = 0
+    jitter_ns: int = 0
+    loss_per_mille: int = 0
+
+
+class BreakStreams(Command, frozen=True):
+    """Break all connections between two nodes at once; `other` "": all connections of `one`."""
+
+    one: str
+    other: str = ""
+
+
+class SetDisk(Command, frozen=True):
+    """Set all faults of a node's disk; faults that are not listed end."""
+
+    node: str
+    modes: tuple[DiskMode, ...]
+
+
+class SetHanging(Command, frozen=True):
+    """Set which part of a node hangs."""
+
+    node: str
+    what: HangingCall
+    is_on: bool
+
+
+class SetClock(Command, frozen=True):
+    """Set a node's wall clock."""
+
+    node: str
+    skew_ns: int
+    drift_ppm: int
+
+
+class SetUnknown(Command, frozen=True):
+    """Set how many of 1000 proposal outcomes are hidden from the proposer."""
+
+    per_mille: int
+
+
+class FlipBit(Command, frozen=True):
+    """Flip a bit of a file of the store; `bit` is taken modulo the file's length in bits."""
+
+    path: str
+    bit: int
+
+
+class ArmFailpoint(Command, frozen=True):
+    """Arm a failpoint: `action` hits the process with the `hit`-th pass from now, counted over all processes, which reports it."""
+
+    number: int
+    name: str
+    hit: int
+    action: FailpointAction
+
+
+class DisarmFailpoints(Command, frozen=True):
+    """Disarm all failpoints that have not acted yet."""
+
+
+class Note(Command, frozen=True):
+    """Description of an executed fault, for users."""
+
+    kind: str
+    text: str
+    at_ns: int
+    until_ns: int
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Base of all events."""
+
+
+class TimePassed(Event, frozen=True):
+    """Time has passed; a fault may be due."""
+
+
+class FleetObserved(Event, frozen=True):
+    """State of the fleet.
+
+    Attributes:
+        leader: the leading coordinator; "" if there is none.
+        homes: agent → host.
+        flippable: undamaged files of the newest complete epoch; empty if no older epoch is intact.
+    """
+
+    leader: str
+    homes: dict[str, str]
+    flippable: tuple[str, ...] = ()
+
+
+class FailpointHit(Event, frozen=True):
+    """An armed failpoint has acted on this node."""
+
+    number: int
+    node: str
+
 
 DEPOSED_NS = 3_000_000_000
 """Time that a leader is frozen so that another one is elected: several election timeouts."""
@@ -59,11 +202,11 @@ class ChaosExecutor:
         self.flipped: list[str] = []
         self.now_ns = 0
         self._scenario = scenario
-        self._observed = cm.FleetObserved("", {})
+        self._observed = FleetObserved("", {})
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
-        self._commands: list[cm.Command] = []
-        self._paths: dict[Path, cm.SetPath] = {}
+        self._commands: list[Command] = []
+        self._paths: dict[Path, SetPath] = {}
         self._disks: dict[str, dict[DiskMode, None]] = {}
         self._fleet_disk_faults: dict[DiskMode, None] = {}
         self._speeds: dict[str, int] = {}
@@ -73,14 +216,14 @@ class ChaosExecutor:
 
     # ---- entry points ---------------------------------------------------------------------------------------------------
 
-    def handle(self, now_ns: int, event: cm.Event) -> list[cm.Command]:
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Handle one event; `now_ns`: time since `begin`."""
         self.now_ns = max(self.now_ns, now_ns)
         match event:
-            case cm.FleetObserved():
+            case FleetObserved():
                 self._observed = event
                 self.agents = tuple(sorted(event.homes))
-            case cm.FailpointHit():
+            case FailpointHit():
                 self._on_failpoint_hit(event)
             case _:
                 pass
@@ -88,12 +231,12 @@ class ChaosExecutor:
             heapq.heappop(self._due)[2]()
         return self._take()
 
-    def begin(self) -> list[cm.Command]:
+    def begin(self) -> list[Command]:
         """Begin the scenario's clock now."""
         self.over_ns = max(schedule(self._scenario, self), self._scenario.liveness.heal_ns)
-        return self.handle(0, cm.TimePassed())
+        return self.handle(0, TimePassed())
 
-    def heal(self) -> list[cm.Command]:
+    def heal(self) -> list[Command]:
         """End all faults, and cancel the scheduled ones."""
         self._due.clear()
         self._frozen.clear()
@@ -102,7 +245,7 @@ class ChaosExecutor:
             self._set_speed(node)
         return self._take()
 
-    def _take(self) -> list[cm.Command]:
+    def _take(self) -> list[Command]:
         commands, self._commands = self._commands, []
         return commands
 
@@ -121,16 +264,16 @@ class ChaosExecutor:
 
     def note_fault(self, fault: ExecutedFault) -> None:
         self.faults.append(fault)
-        self._commands.append(cm.Note(fault.kind, fault.text, fault.at_ns, fault.until_ns))
+        self._commands.append(Note(fault.kind, fault.text, fault.at_ns, fault.until_ns))
 
     # ---- failpoints -----------------------------------------------------------------------------------------------
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
         self._numbers += 1
         self._armed[self._numbers] = Armed(name, action, restart_after_ns)
-        self._commands.append(cm.ArmFailpoint(self._numbers, name, hit, action))
+        self._commands.append(ArmFailpoint(self._numbers, name, hit, action))
 
-    def _on_failpoint_hit(self, event: cm.FailpointHit) -> None:
+    def _on_failpoint_hit(self, event: FailpointHit) -> None:
         armed = self._armed.pop(event.number, None)
         if armed is None:
             return
@@ -146,18 +289,18 @@ class ChaosExecutor:
                 self._freeze(node)
                 self.at(self.now_ns + after_ns, lambda: self._thaw(node))
             case "reset":
-                self._commands.append(cm.BreakStreams(node))
+                self._commands.append(BreakStreams(node))
             case _:
                 pass
 
     def disarm_failpoints(self) -> None:
         self._armed.clear()
-        self._commands.append(cm.DisarmFailpoints())
+        self._commands.append(DisarmFailpoints())
 
     # ---- the network ----------------------------------------------------------------------------------------------
 
     def _set_path(self, sender: str, receiver: str, **changes: object) -> None:
-        before = self._paths.get((sender, receiver)) or cm.SetPath(sender, receiver)
+        before = self._paths.get((sender, receiver)) or SetPath(sender, receiver)
         after = msgspec.structs.replace(before, **changes)
         if after != before:
             self._paths[sender, receiver] = after
@@ -180,7 +323,7 @@ class ChaosExecutor:
         self._set_path(sender, receiver, is_blocked=False)
 
     def reset_stream(self, one: str, other: str) -> None:
-        self._commands.append(cm.BreakStreams(one, other))
+        self._commands.append(BreakStreams(one, other))
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None:
         raise AssertionError("a marker is bytes of a stream: `abilities` refuses this word")
@@ -205,16 +348,16 @@ class ChaosExecutor:
 
     def leave_host(self, host: str) -> None:
         self._go_down(host)
-        self._commands.append(cm.EndNode(host))
+        self._commands.append(EndNode(host))
 
     def power_cut(self, host: str) -> None:
         self._numbers += 1
         self._go_down(host)
-        self._commands.append(cm.CutPower(host, self.choices.pick("disk", (host, self._numbers), 1 << 30)))
+        self._commands.append(CutPower(host, self.choices.pick("disk", (host, self._numbers), 1 << 30)))
 
     def _kill(self, node: str) -> None:
         self._go_down(node)
-        self._commands.append(cm.KillNode(node))
+        self._commands.append(KillNode(node))
 
     def _go_down(self, node: str) -> None:
         """Mark a node as down. Faults that froze this process do not freeze the next one."""
@@ -224,7 +367,7 @@ class ChaosExecutor:
     def _start(self, node: str) -> None:
         if node in self._down:
             del self._down[node]
-            self._commands.append(cm.StartNode(node))
+            self._commands.append(StartNode(node))
 
     def pause_host(self, host: str) -> None:
         self._freeze(host)
@@ -247,10 +390,10 @@ class ChaosExecutor:
 
     def _set_speed(self, node: str) -> None:
         percent = 0 if self._frozen.get(node) else self._speeds.get(node, 100)
-        self._commands.append(cm.SetSpeed(node, percent))
+        self._commands.append(SetSpeed(node, percent))
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        self._commands.append(cm.SetHanging(host, what, is_on))
+        self._commands.append(SetHanging(host, what, is_on))
 
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
@@ -270,7 +413,7 @@ class ChaosExecutor:
 
     def _send_disk_faults(self, nodes: Sequence[str]) -> None:
         for node in nodes:
-            self._commands.append(cm.SetDisk(node, tuple({**self._fleet_disk_faults, **self._disks.get(node, {})})))
+            self._commands.append(SetDisk(node, tuple({**self._fleet_disk_faults, **self._disks.get(node, {})})))
 
     def flip_bit(self, pick: int) -> str:
         files = self._observed.flippable
@@ -280,11 +423,11 @@ class ChaosExecutor:
         path = files[number]
         self.flipped.append(path)
         self._observed = msgspec.structs.replace(self._observed, flippable=())
-        self._commands.append(cm.FlipBit(path, bit))
+        self._commands.append(FlipBit(path, bit))
         return path
 
     def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:
-        self._commands.append(cm.SetClock(host, skew_ns, drift_ppm))
+        self._commands.append(SetClock(host, skew_ns, drift_ppm))
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
 
@@ -299,4 +442,4 @@ class ChaosExecutor:
             self.at(self.now_ns + DEPOSED_NS, lambda: self._thaw(leader))
 
     def set_unknown(self, per_mille: int) -> None:
-        self._commands.append(cm.SetUnknown(per_mille))
+        self._commands.append(SetUnknown(per_mille))

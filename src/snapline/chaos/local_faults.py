@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.chaos import preload
 from snapline.chaos.control import FaultCounters
 from snapline.chaos.damage import flip

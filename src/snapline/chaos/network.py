@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 
-from snapline.chaos.commands import SetPath
+from snapline.chaos.executor import SetPath
 from snapline.deploy.data_directory import PORTS
 from snapline.errors import ExternalFailureError
 

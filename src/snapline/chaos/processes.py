@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
 from snapline.errors import SnaplineError
 

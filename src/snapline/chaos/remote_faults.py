@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.chaos.damage import flip
 from snapline.chaos.processes import Processes
 from snapline.deploy.data_directory import STORE_FOLDER

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.chaos import commands as cm
+from snapline.chaos import executor as cm
 from snapline.chaos.capabilities import HERE, check_capabilities
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
