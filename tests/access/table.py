@@ -313,7 +313,7 @@ FILES = {
     "data/*.health": Kind(PUBLIC, "a socket: whether a process lives"),
     "cache/snapline/": Kind(PRIVATE, "lists of snapshots", "storage/retention/catalog.py"),
     "cache/snapline/*": Kind(WITHIN, "one for each store"),
-    "page.html": Kind(PRIVATE, "a fleet, as `snapline ui export` saves it", "view/export_page.py"),
+    "page.html": Kind(PRIVATE, "a fleet, as `snapline ui export` saves it", "view/html_export.py"),
     "fleet.backup": Kind(PRIVATE, "the coordinator's state", "coordinator/raft/durability.py"),
     "snapshot.tar": Kind(PRIVATE, "a snapshot", "storage/transfer/archive.py"),
     "field.npy": Kind(PRIVATE, "a value of a snapshot", "storage/capture/npy_file.py"),

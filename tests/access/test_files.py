@@ -33,7 +33,7 @@ from snapline.storage.keys.key_files import generate_signing_key, generate_wrapp
 from snapline.storage.retention.catalog import read_summaries
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.archive import write_archive
-from snapline.view.export_page import write_file
+from snapline.view.html_export import write_file
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,19 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError, StoreError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.view import export
+from snapline.view import html_export
 from snapline.view.cut_page import cut_of
-from snapline.view.export import ExportedScreen, FleetExport, cut_screen
-from snapline.view.export_page import check_free, export_page, write_file
+from snapline.view.html_export import (
+    ExportedScreen,
+    FleetExport,
+    Redaction,
+    check_free,
+    cut_screen,
+    export_page,
+    standing,
+    write_file,
+)
 from snapline.view.markup import Markup, tag
-from snapline.view.redaction import Redaction
-from snapline.view.static_markup import standing
 
 HOSTILE = '"><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)><!-- </style> \u202e'
 SECRET = "the number of the card is 4111"
@@ -27,7 +33,7 @@ SECRET = "the number of the card is 4111"
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "RATE_S", 0.0)
+    monkeypatch.setattr(html_export, "RATE_S", 0.0)
 
 
 async def exported(fleet: SimulatedFleet, withheld: Redaction | None = None, snapshot: str = "latest") -> Node:
@@ -227,7 +233,7 @@ def large(agents: int) -> dict[str, object]:
 
 
 def test_a_large_snapshot_is_shown_in_part_and_the_file_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "CUT_CHARACTERS_MAX", 3_000_000)
+    monkeypatch.setattr(html_export, "CUT_CHARACTERS_MAX", 3_000_000)
     body = cut_screen(cut_of(large(90)), None).body
     assert len(body) <= 3_000_000 and body.count('<details class="card"') == 90
     assert "Contents of all but the first 11 agents are left out" in body
@@ -236,7 +242,7 @@ def test_a_large_snapshot_is_shown_in_part_and_the_file_says_so(monkeypatch: pyt
 
 
 def test_what_is_too_large_in_any_case_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "CUT_CHARACTERS_MAX", 100)
+    monkeypatch.setattr(html_export, "CUT_CHARACTERS_MAX", 100)
     assert "It is too large for a file" in cut_screen(cut_of(large(3)), None).body
 
 

@@ -257,7 +257,7 @@ async def test_who_has_not_signed_in_sees_none(folder: Path) -> None:
 
 def test_the_simulator_is_not_imported_for_who_has_no_reports() -> None:
     """A view of a fleet starts without it: it takes a second."""
-    code = "import sys, snapline.view.view_app, snapline.view.export_page; sys.exit(any(m.startswith('snapline.sim') for m in sys.modules))"
+    code = "import sys, snapline.view.view_app, snapline.view.html_export; sys.exit(any(m.startswith('snapline.sim') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

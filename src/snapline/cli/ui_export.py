@@ -15,8 +15,7 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.security.transport import Security
-    from snapline.view.export import ExportedScreen
-    from snapline.view.redaction import Redaction
+    from snapline.view.html_export import ExportedScreen, Redaction
 
 ExportResult = tuple[str, list["ExportedScreen"]]
 
@@ -49,8 +48,7 @@ def export(
     exception. Of a store at rest (--store) what it knows without a coordinator. Look into the file before you send it.
     """
     try:
-        from snapline.view.export_page import check_free, epoch_of, export_page, write_file
-        from snapline.view.redaction import Redaction
+        from snapline.view.html_export import Redaction, check_free, epoch_of, export_page, write_file
     except ModuleNotFoundError as error:
         raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
@@ -71,7 +69,7 @@ def export(
 
 
 async def _export_store(location: str, snapshot: str, redaction: "Redaction | None") -> ExportResult:
-    from snapline.view.export import store_screens
+    from snapline.view.html_export import store_screens
     from snapline.view.stored_snapshots import StoreAtRest
 
     return await store_screens(StoreAtRest(location), snapshot, redaction)
@@ -81,8 +79,8 @@ async def _export_fleet(
     address: str, security: "Security", snapshot: str, redaction: "Redaction | None"
 ) -> ExportResult:
     from snapline.cli.remote import CLIENT_NAME
-    from snapline.view.export import FleetExport
     from snapline.view.fleet_queries import open_fleet_queries
+    from snapline.view.html_export import FleetExport
 
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, _):
         return await FleetExport(questions, snapshot, redaction).screens()

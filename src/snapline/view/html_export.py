@@ -1,0 +1,541 @@
+"""Content of a file for a bug report: the available screens of a running fleet, or of a store at rest.
+
+The pages are those of the view. A sentence replaces an unavailable page, so one failure does not affect the others. A fleet that does not answer
+at all is an error: no file is written.
+
+One self-contained HTML file: the screens one below the other, with their style and without scripts.
+
+Its content security policy enforces that: the style is allowed by its digest, everything else is forbidden.
+
+Convert a screen, the output of `markup.tag`, for a static file, without parts that need a server.
+
+Ids get the screen's name as a prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the
+file does not have the target. Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send
+anything.
+
+Redaction of agents' data: of a state, a message, an output or the data of an effect only the size and a digest are shown.
+
+A digest of a short secret would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have
+equal digests within one file, and a digest reveals nothing elsewhere.
+"""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from html import escape, unescape
+from importlib import resources
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import Effect
+from snapline.agent_runtime.output_reading import Output
+from snapline.errors import CoordinatorUnavailableError, SnaplineError, UsageError
+from snapline.view.cut_page import (
+    ROWS_MAX,
+    CutAgent,
+    CutChannel,
+    CutFacts,
+    CutMessage,
+    CutSearch,
+    Plain,
+    cut_body,
+    cut_of,
+)
+from snapline.view.epochs_page import epochs_body, no_history
+from snapline.view.facts import FleetFacts, ViewCalls
+from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
+from snapline.view.formatting import plural, size
+from snapline.view.markup import Markup, join, tag
+from snapline.view.page_frame import Targets
+from snapline.view.pending_work_page import (
+    NewestOutputs,
+    PendingWorkReader,
+    WaitingFacts,
+    pending_work_body,
+    pending_work_partials,
+)
+from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
+from snapline.view.stored_snapshots import StoreAtRest, store_body
+from snapline.view.watch import FleetWatch
+
+_TAG = re.compile(r'<(/?)([a-zA-Z][a-zA-Z0-9]*)((?: [a-zA-Z-]+(?:="[^"<>]*")?)*)>')
+_ATTRIBUTE = re.compile(r' ([a-zA-Z-]+)(?:="([^"<>]*)")?')
+_ID = re.compile(r'<[^<>]* id="([^"<>]*)"')
+
+_ELEMENTS = """
+a article b br code dd details div dl dt h1 h2 h3 i li ol p pre section small span summary table tbody td th thead time tr ul
+circle defs g line marker path polygon polyline rect svg text title tspan
+"""
+_ATTRIBUTES = """
+class colspan datetime hidden open role rowspan scope tabindex title
+cx cy d dx dy fill height points r rx ry transform width x x1 x2 y y1 y2 viewBox preserveAspectRatio text-anchor
+stroke stroke-width stroke-dasharray markerHeight markerWidth orient refX refY
+"""
+ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split())
+"""Allowed elements and attributes. Also allowed: `aria-…`, `id`, and attributes that refer to an id."""
+
+REMOVED_ELEMENTS = frozenset({"form"})
+"""Elements that are removed, with their content."""
+
+REMOVED_PREFIXES = ("data-",)
+"""Prefixes of removed attributes, which only scripts read."""
+
+IDS = frozenset({"aria-labelledby", "aria-describedby"})
+ARROWHEADS = frozenset({"marker-end", "marker-start"})
+
+Place = Callable[[str], str | None]
+"""Function from the address of a link to the id in the file, or None."""
+
+
+def ids_of(markup: Markup, screen: str) -> set[str]:
+    """Return the ids that it has in a file."""
+    return {f"{screen}-{unescape(id_)}" for id_ in _ID.findall(markup)}
+
+
+def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) -> Markup:
+    """Return the screen for a file. `place`: finds a link's target in the file; `ids`: ids of the whole file.
+
+    Raises:
+        ValueError: the screen has markup that is not allowed in a file.
+    """
+    return Markup("".join(_standing_parts(markup, screen, place, ids)))
+
+
+def _standing_parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iterator[str]:
+    end, removed, moment = 0, "", ""
+    links: list[str] = []
+    for match in _TAG.finditer(markup):
+        text, end = markup[end : match.start()], match.end()
+        if "<" in text:
+            raise ValueError(f"no markup of ours: {text[:80]!r}")
+        closing, name, attributes = match.groups()
+        if removed:
+            removed = "" if closing and name == removed else removed
+            continue
+        yield moment or text
+        moment = ""
+        if name in REMOVED_ELEMENTS:
+            removed = name
+            continue
+        if name not in ELEMENTS:
+            raise ValueError(f"no element for a file: {name}")
+        if closing:
+            yield f"</{links.pop() if name == 'a' else name}>"
+            continue
+        kept = _attributes(attributes, screen)
+        if name == "a":
+            href = kept.pop("href", None)
+            target = None if href is None else _target(href, screen, place, ids)
+            links.append("span" if target is None else "a")
+            kept |= {} if target is None else {"href": f"#{target}"}
+            name = links[-1]
+        if name == "time" and " data-age" in attributes:
+            moment = escape(_moment(kept.get("datetime") or ""), quote=False)
+        yield f"<{name}{''.join(_written(kept))}>"
+    if "<" in markup[end:]:
+        raise ValueError(f"no markup of ours: {markup[end : end + 80]!r}")
+    yield markup[end:]
+
+
+def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
+    """Return the attributes by name; None: no value."""
+    kept: dict[str, str | None] = {}
+    for match in _ATTRIBUTE.finditer(attributes):
+        name, value = match[1], None if match[2] is None else unescape(match[2])
+        if name.startswith(REMOVED_PREFIXES):
+            continue
+        if name == "id" or name in IDS:
+            value = f"{screen}-{value}"
+        elif name in ARROWHEADS:
+            value = re.sub(r"^url\(#(.*)\)$", rf"url(#{screen}-\1)", value or "")
+        elif name != "href" and name not in ATTRIBUTES and not name.startswith("aria-"):
+            raise ValueError(f"no attribute for a file: {name}")
+        kept[name] = value
+    return kept
+
+
+def _target(href: str, screen: str, place: Place, ids: Collection[str]) -> str | None:
+    target = f"{screen}-{href[1:]}" if href.startswith("#") else place(href)
+    return target if target in ids else None
+
+
+def _moment(datetime: str) -> str:
+    """Return `2026-01-01 12:00:00.000`: a static file cannot show an age."""
+    return datetime.replace("T", " ").removesuffix("+00:00")
+
+
+def _written(attributes: dict[str, str | None]) -> Iterator[str]:
+    for name, value in attributes.items():
+        yield f" {name}" if value is None else f' {name}="{escape(value)}"'
+
+
+KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
+"""Kept fields of a timer, a parked message, a dead letter and the like; all others may be private."""
+
+DIGITS = 12
+"""Length of a digest: enough to avoid accidental collisions within a file."""
+
+
+class Redaction:
+    """Removes contents; create one for each file."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def told(self, value: object) -> str:
+        """Return the text that replaces the value."""
+        data = msgspec.json.encode(msgspec.to_builtins(value, str_keys=True), order="deterministic")
+        digest = hmac.new(self._key, data, hashlib.sha256).hexdigest()[:DIGITS]
+        return f"left out: {size(len(data))} of JSON, digest {digest}"
+
+    def cut(self, cut: CutFacts, *, kept: int = 0, messages_kept: bool = False) -> CutFacts:
+        """Return the snapshot without contents, except those of the first `kept` agents, and of messages with `messages_kept`."""
+        agents = [each if number < kept else self._agent(each) for number, each in enumerate(cut.agents)]
+        channels = cut.channels if messages_kept else tuple(self._channel(each) for each in cut.channels)
+        return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
+
+    def waiting(self, facts: WaitingFacts) -> WaitingFacts:
+        """Return what waits, and for what, without contents."""
+        agents = tuple(
+            msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
+            for each in facts.agents.agents
+        )
+        return msgspec.structs.replace(
+            facts,
+            agents=msgspec.structs.replace(facts.agents, agents=agents),
+            outputs=self._outputs(facts.outputs),
+            effects=self.effects(facts.effects),
+        )
+
+    def effects(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Return agents, names and fates, without contents."""
+        return [
+            msgspec.structs.replace(
+                each, key=self._text(each.key), arguments=self._text(each.arguments), result=self._text(each.result)
+            )
+            for each in effects
+        ]
+
+    def _text(self, text: str) -> str:
+        return self.told(text) if text else ""
+
+    def _agent(self, agent: CutAgent) -> CutAgent:
+        state = agent.state if agent.is_unborn or agent.state is None else self.told(agent.state)
+        turn = None if agent.durable_turn is None else self._item(agent.durable_turn)
+        lists: dict[str, Sequence[Plain]] = {
+            name: tuple(self._item(each) for each in getattr(agent, name))
+            for name in ("outbox", "spawns", "timers", "put_off", "dead_letters")
+        }
+        return msgspec.structs.replace(agent, state=state, durable_turn=turn, **lists)
+
+    def _item(self, item: Plain) -> Plain:
+        kept = {name: item[name] for name in KEPT if name in item}
+        rest = {name: value for name, value in item.items() if name not in kept}
+        return {**kept, "content": self.told(rest)} if rest else kept
+
+    def _channel(self, channel: CutChannel) -> CutChannel:
+        messages = tuple(CutMessage(each.number, self.told(each.message)) for each in channel.in_transit)
+        return msgspec.structs.replace(channel, in_transit=messages)
+
+    def _outputs(self, newest: NewestOutputs) -> NewestOutputs:
+        topics: dict[str, Sequence[Output]] = {
+            topic: tuple(msgspec.structs.replace(each, message=self.told(each.message)) for each in outputs)
+            for topic, outputs in newest.topics.items()
+        }
+        return msgspec.structs.replace(newest, topics=topics)
+
+
+SNAPSHOT = "snapshot"
+"""Id of the snapshot's screen, to which others link."""
+
+CUT_CHARACTERS_MAX = 8_000_000
+"""Largest size of the snapshot's screen: a browser opens it in a second or two, and bug trackers accept such a file."""
+
+RATE_S = 2.0
+"""Time between two reads of the fleet's state: hosts report their turns once a second."""
+
+LEDGER_READS = 6
+"""Largest number of reads of the effect ledger, each of at most 8 MiB: the requester waits some seconds for the file."""
+
+FAILURES = (SnaplineError, msgspec.ValidationError)
+
+
+class ExportedScreen(msgspec.Struct, frozen=True):
+    """One screen of the file. `id`: prefix of the ids in it. `epoch`: epoch of the shown snapshot, or 0."""
+
+    id: str
+    name: str
+    body: Markup
+    epoch: int = 0
+
+
+class FleetExport:
+    """The screens of a running fleet."""
+
+    def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
+        """`withheld`: removes contents; None: the file includes them."""
+        self._calls = calls
+        self._snapshot = snapshot
+        self._redactor = withheld
+        self._watch = FleetWatch(calls)
+        self._waiting = PendingWorkReader(calls, self._watch)
+
+    async def screens(self) -> tuple[str, list[ExportedScreen]]:
+        """Return the fleet's name and its screens.
+
+        Raises:
+            CoordinatorUnavailableError: the fleet does not report its state.
+        """
+        try:
+            return await self._screens()
+        finally:
+            await self._watch.close()
+
+    async def _screens(self) -> tuple[str, list[ExportedScreen]]:
+        first_s, facts = time.monotonic(), (await self._watch.now()).facts
+        if facts is None:
+            raise CoordinatorUnavailableError(self._watch.last.trouble)
+        epochs = await _screen_or_reason("epochs", "Epochs", self._epochs)
+        snapshot = await _screen_or_reason(SNAPSHOT, "Snapshot", self._cut)
+        coordinators = await _screen_or_reason("coordinators", "Coordinators", self._coordinators)
+        recovery = await _screen_or_reason("recovery", "Recovery", lambda: self._recovery(facts))
+        waiting = await _screen_or_reason("waiting", "Waiting", self._pending_work)
+        await asyncio.sleep(max(0.0, first_s + RATE_S - time.monotonic()))
+        state = await self._watch.now()
+        fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(state, AgentSearch()))
+        return facts.fleet, [fleet, coordinators, epochs, snapshot, recovery, waiting]
+
+    async def _coordinators(self) -> ExportedScreen:
+        return ExportedScreen("coordinators", "Coordinators", coordinators_body(await self._calls.replicas()))
+
+    async def _epochs(self) -> ExportedScreen:
+        history = await self._calls.epoch_history()
+        return ExportedScreen("epochs", "Epochs", no_history() if history is None else epochs_body(history))
+
+    async def _cut(self) -> ExportedScreen:
+        return cut_screen(cut_of(await self._calls.snapshot_at(self._snapshot)), self._redactor)
+
+    async def _recovery(self, facts: FleetFacts) -> ExportedScreen:
+        line = msgspec.convert(await self._calls.line_of(()), LineFacts)
+        lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
+        past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
+        shown_lines = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
+        effects: dict[int, list[Effect]] = {}
+        for _ in range(LEDGER_READS if shown_lines else 0):
+            effects = await self._waiting.open_at(shown_lines)
+        if self._redactor is not None:
+            effects = {epoch: self._redactor.effects(open_effects) for epoch, open_effects in effects.items()}
+        agents = [each.agent for each in self._watch.last.agents]
+        body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects, Targets())
+        return ExportedScreen("recovery", "Recovery", body)
+
+    async def _pending_work(self) -> ExportedScreen:
+        for _ in range(LEDGER_READS):
+            await self._waiting.open_at(())
+        facts = msgspec.structs.replace(await self._waiting.facts(), targets=Targets())
+        return ExportedScreen(
+            "waiting", "Waiting", pending_work_body(facts if self._redactor is None else self._redactor.waiting(facts))
+        )
+
+
+async def store_screens(
+    store: StoreAtRest, snapshot: str, withheld: Redaction | None
+) -> tuple[str, list[ExportedScreen]]:
+    """Return the fleet's name and the screens of a store without a running coordinator.
+
+    Raises:
+        StoreError: the store is missing or cannot be read.
+    """
+    listed = store.listed()
+    name = next((each.fleet for each in reversed(listed.snapshots) if each.fleet), "")
+
+    async def cut() -> ExportedScreen:
+        return cut_screen(cut_of(store.snapshot_at(snapshot)), withheld)
+
+    async def outside() -> ExportedScreen:
+        facts = store.outside(listed.snapshots[-1].epoch if listed.snapshots else 0)
+        pieces = pending_work_partials(facts if withheld is None else withheld.waiting(facts))
+        notice = _sentence(
+            "What waits with agents only their hosts know. Turns in their middle, timers and messages stand in the snapshot."
+        )
+        parts = [piece.html for piece in pieces if piece.id in ("effects", "outputs")]
+        return ExportedScreen("waiting", "Waiting", join([_title("Waiting"), notice, *parts]))
+
+    return name, [
+        ExportedScreen("store", "Store", store_body(listed)),
+        _missing("epochs", "Epochs", NO_HISTORY),
+        await _screen_or_reason(SNAPSHOT, "Snapshot", cut),
+        _missing("recovery", "Recovery", NO_RECOVERIES),
+        await _screen_or_reason("waiting", "Waiting", outside),
+    ]
+
+
+NO_HISTORY = "How epochs ended stands in the coordinator's log, which a store at rest does not have: export a fleet that runs. The store's own snapshots are above."
+NO_RECOVERIES = (
+    "What a failure would cost is asked of a fleet that runs: this one goes on from its latest complete epoch, with all its agents. "
+    "The recoveries that there were stand in the coordinator's log, which a store at rest does not have."
+)
+
+
+def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
+    """Draw one snapshot, as far as the size limit allows."""
+    heading = _title("Snapshot")
+    if withheld is not None:
+        return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
+    for kept, has_messages in _parts(min(len(cut.agents), ROWS_MAX)):
+        shown = (
+            cut
+            if kept >= min(len(cut.agents), ROWS_MAX)
+            else Redaction().cut(cut, kept=kept, messages_kept=has_messages)
+        )
+        body = cut_body(shown, CutSearch())
+        if len(body) <= CUT_CHARACTERS_MAX:
+            strip = None if shown is cut else _too_large(kept, has_messages=has_messages)
+            return ExportedScreen(SNAPSHOT, "Snapshot", join([strip, body]), cut.epoch)
+    return ExportedScreen(
+        SNAPSHOT,
+        "Snapshot",
+        join([heading, _sentence("It is too large for a file: `snapline snapshot export` copies it.")]),
+        cut.epoch,
+    )
+
+
+def _parts(agents: int) -> Iterator[tuple[int, bool]]:
+    """Yield ever smaller numbers of agents shown with contents, and whether messages are shown with contents."""
+    yield agents, True
+    while agents:
+        agents //= 2
+        yield agents, True
+    yield 0, False
+
+
+def _too_large(kept: int, *, has_messages: bool) -> Markup:
+    omitted = f"all but the first {plural(kept, 'agent')}" if kept else "agents"
+    omission = f"Contents of {omitted} are left out" if has_messages else "Contents are left out"
+    return _sentence(
+        f"{omission}: this screen would be larger than {size(CUT_CHARACTERS_MAX)}. `snapline snapshot show` has them."
+    )
+
+
+async def _screen_or_reason(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
+    """Return a screen, or one with the reason why it is unavailable."""
+    try:
+        return await make()
+    except FAILURES as error:
+        return _missing(id, name, f"This could not be had: {error}.")
+
+
+def _missing(id: str, name: str, why: str) -> ExportedScreen:
+    return ExportedScreen(id, name, join([_title(name), _sentence(why)]))
+
+
+def _title(name: str) -> Markup:
+    return tag("div", tag("h1", name), class_="title")
+
+
+def _sentence(text: str) -> Markup:
+    return tag("p", text, class_="strip warn")
+
+
+MORE_STYLE = """
+/* a file: screens one below the other */
+article { scroll-margin-top: 56px; padding-bottom: 24px; margin-bottom: 40px; border-bottom: 1px solid var(--edge); }
+article:last-child { border-bottom: 0; }
+[id] { scroll-margin-top: 64px; }
+.about { margin: 4px 0 28px; color: var(--quiet); }
+"""
+
+
+def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
+    """Return the file. `about`: time, source and content, in a sentence or two."""
+    shown = epoch_of(screens)
+    ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
+
+    def place(href: str) -> str | None:
+        return _place(href, shown)
+
+    articles = [
+        tag("article", standing(each.body, each.id, place, ids), id=each.id, aria_label=each.name) for each in screens
+    ]
+    links = [tag("a", each.name, href=f"#{each.id}") for each in screens]
+    top = tag("header", tag("span", "snapline", class_="brand"), tag("nav", *links, aria_label="Screens"), class_="top")
+    main = tag("main", tag("p", about, class_="about"), *articles, id="main", tabindex="-1")
+    body = tag("body", tag("a", "Skip to content", href="#main", class_="skip"), top, main)
+    return join([Markup("<!DOCTYPE html>\n"), tag("html", _head(fleet), body, lang="en"), Markup("\n")])
+
+
+def epoch_of(screens: Sequence[ExportedScreen]) -> int:
+    """Return the epoch of the snapshot in the file; 0: none."""
+    return max([each.epoch for each in screens if each.id == SNAPSHOT], default=0)
+
+
+def _head(fleet: str) -> Markup:
+    style = Markup((resources.files(__package__) / "static" / "view.css").read_text(encoding="utf-8") + MORE_STYLE)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", f"{fleet or 'a fleet'} · snapline"),
+        tag("style", style),
+    )
+
+
+def _place(href: str, epoch: int) -> str | None:
+    """Return where in the file the target of a view address is."""
+    parts = urlsplit(href)
+    match parts.path.split("/"):
+        case ["", ""]:
+            return f"fleet-{parts.fragment}" if parts.fragment else "fleet"
+        case ["", "epochs", number] if number == str(epoch):
+            return SNAPSHOT
+        case ["", "agents", agent]:
+            return f"{SNAPSHOT}-agent-{unquote(agent)}"
+        case ["", screen]:
+            return screen
+    return None
+
+
+def check_free(path: Path, *, is_forced: bool) -> None:
+    """Raise UsageError if a file of this name exists and may not be replaced."""
+    if path.exists() and not is_forced:
+        raise UsageError(f"{path} is there already: give another name, or --force")
+
+
+def write_file(path: Path, page: str, *, is_forced: bool) -> int:
+    """Write the file atomically, readable by its owner only; return its size in bytes.
+
+    Raises:
+        UsageError: the file exists already.
+        OSError: the file cannot be written.
+    """
+    data = page.encode("utf-8", "replace")
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_forced:
+            os.replace(scratch, path)
+        else:
+            os.link(scratch, path)  # fails if the file exists
+    except FileExistsError as error:
+        raise UsageError(f"{path} is there already: give another name, or --force") from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+    return len(data)
