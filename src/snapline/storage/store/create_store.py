@@ -8,7 +8,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.store import files
-from snapline.storage.store.reader import exists
+from snapline.storage.store.files import exists
 
 UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
 

@@ -177,3 +177,12 @@ def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
 
 def _words(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def exists(disk: Disk, path: str) -> bool:
+    """Return whether there is a file or directory of this name."""
+    try:
+        disk.size(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

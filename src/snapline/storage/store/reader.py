@@ -381,12 +381,3 @@ def epoch_of_pack(path: str) -> int:
     if name is None:
         raise UsageError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
     return name.number
-
-
-def exists(disk: Disk, path: str) -> bool:
-    """Return whether there is a file or directory of this name."""
-    try:
-        disk.size(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

@@ -57,6 +57,7 @@ from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store.create_store import initialize_store, missing_store_error
+from snapline.storage.store.files import exists
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import (
     Manifest,
@@ -68,7 +69,7 @@ from snapline.storage.store.manifest import (
     read_ref,
 )
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
+from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
 SIGNERS_MAX = 16
 """Number of newest refs to search for one that a given key has signed: an attacker who forges refs rarely forges more."""

@@ -44,10 +44,10 @@ from snapline.storage.packs.checkpoint import (
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files
 from snapline.storage.store.create_store import check_no_store
+from snapline.storage.store.files import exists
 from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.reader import exists
 from snapline.storage.store.snapshot_reading import PlacedBlob, digests_of, place_of, read_blobs, read_checkpoints
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import pack_groups
