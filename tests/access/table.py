@@ -263,7 +263,7 @@ PORTS = {
 }
 
 NO_PORTS = {
-    "chaos/network.py": "cables of experiments, on loopback, from one process of a fleet to another",
+    "chaos/local_faults.py": "cables of experiments, on loopback, from one process of a fleet to another",
     "examples/payment_service.py": "an example's own service, on loopback",
 }
 """Files that listen, and serve nothing of ours."""

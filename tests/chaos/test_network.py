@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from snapline.chaos.executor import SetPath
-from snapline.chaos.network import Gates, inode_of
+from snapline.chaos.local_faults import Gates, inode_of
 
 LIMIT_S = 30.0
 LATE_S = 0.2
