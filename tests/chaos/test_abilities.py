@@ -6,7 +6,7 @@ import pytest
 
 from snapline.chaos import preload
 from snapline.chaos.capabilities import Where, check_capabilities, list_capabilities, problems
-from snapline.chaos.cleanup import leftovers
+from snapline.chaos.process_faults import leftovers
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.errors import UsageError
 from snapline.sim.faults.faults import describe_faults

@@ -14,8 +14,7 @@ from tests.chaos.test_executor import STEP_NS
 
 from snapline.chaos import executor as cm
 from snapline.chaos.executor import ChaosExecutor
-from snapline.chaos.processes import Processes
-from snapline.chaos.remote_faults import RemoteFaults
+from snapline.chaos.process_faults import Processes, RemoteFaults
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.deploy.detached_fleet import DetachedPlan
 from snapline.deploy.plan import FleetPlan

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.kit.command_line import Run
 
-from snapline.chaos.cleanup import leftovers
+from snapline.chaos.process_faults import leftovers
 
 
 def test_the_doctor_says_it(run: Run) -> None:

@@ -18,8 +18,7 @@ from snapline.chaos.capabilities import HERE, check_capabilities
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
 from snapline.chaos.local_faults import LocalFaults
-from snapline.chaos.processes import LOOK_S
-from snapline.chaos.remote_faults import RemoteFaults
+from snapline.chaos.process_faults import LOOK_S, RemoteFaults
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.detached_fleet import DetachedPlan

@@ -196,7 +196,7 @@ def doctor(display: Display, on: OnPlace = None) -> None:
     import msgspec
 
     from snapline.chaos.capabilities import list_capabilities
-    from snapline.chaos.cleanup import leftovers
+    from snapline.chaos.process_faults import leftovers
 
     place = place_of(on)
     words, remaining = [msgspec.to_builtins(capability) for capability in list_capabilities(place)], leftovers()
