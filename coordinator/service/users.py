@@ -1,4 +1,4 @@
-"""Users of the coordinator: their tokens, and the audit log of their requests. An adapter around `state/users.py`.
+"""Users of the coordinator: their tokens, and the audit log of their requests. An adapter around `state/operation_rules.py`.
 
 Tokens are checked against this replica's copy of the replicated state. The leader's copy has everything acknowledged. Another replica may lack
 the newest tokens, and refers callers with an unknown token to the leader. Calls that change something are recorded through Raft before they
@@ -17,7 +17,7 @@ from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.users import CALLS_KEPT, REFUSALS_KEPT, bearer_of
+from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, bearer_of
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus

@@ -32,8 +32,8 @@ unresolved requests. A request older than its last `RESULTS_KEPT` results is ref
 
 import msgspec
 
+from snapline.coordinator.state import operation_rules
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state import users
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     APPLIED,
@@ -180,7 +180,7 @@ class FleetState(FleetView):
             case op.EndFleet():
                 return self._end_fleet(kind)
             case op.MakeToken() | op.RevokeToken() | op.RecordCall():
-                return users.apply_user_operation(self.image, kind, now_ns)
+                return operation_rules.apply_user_operation(self.image, kind, now_ns)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

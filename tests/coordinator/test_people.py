@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
+from snapline.coordinator.state import operation_rules
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state import users
 from snapline.coordinator.state.fleet_records import UNCHANGED
-from snapline.coordinator.state.users import CALLS_KEPT, REFUSALS_KEPT, TOKENS_MAX, bearer_of
+from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, TOKENS_MAX, bearer_of
 from snapline.security.tokens import (
     INVALID_TOKEN_DIGEST,
     SUBJECT_CHARACTERS_MAX,
@@ -79,8 +79,8 @@ def test_nobody_acts_by_a_token_from_the_entry_on_that_revokes_it(agreed: Agreed
 
 def test_refusals_do_not_push_out_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < REFUSALS_KEPT < CALLS_KEPT
-    monkeypatch.setattr(users, "CALLS_KEPT", 3)
-    monkeypatch.setattr(users, "REFUSALS_KEPT", 3)
+    monkeypatch.setattr(operation_rules, "CALLS_KEPT", 3)
+    monkeypatch.setattr(operation_rules, "REFUSALS_KEPT", 3)
     agreed = Agreed()
     agreed.do(call("ada"))
     for _ in range(5):
@@ -94,7 +94,7 @@ def test_refusals_do_not_push_out_what_was_done(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_host_pushes_out_its_own_entries_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "CALLS_KEPT", 16)
+    monkeypatch.setattr(operation_rules, "CALLS_KEPT", 16)
     agreed = Agreed()
     for at in ("", "h1", "h2"):
         agreed.do(msgspec.structs.replace(call("ada"), at=at))
