@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.chaos.crash_judge import Life, judge
+from snapline.chaos.crash_kit import Life, judge
 
 END = '"end"'
 
