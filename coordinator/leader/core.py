@@ -40,9 +40,12 @@ from snapline.coordinator.leader.concerns import Concerns
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
     Command,
+    CoordinatorStopRequested,
+    EndHostRequested,
     EpochPublished,
     EpochReleased,
     Event,
+    ForgetHostRequested,
     HostBusyReported,
     HostExitReported,
     LeaderStarted,
@@ -51,6 +54,7 @@ from snapline.coordinator.leader.events import (
     LineRequested,
     ManifestWritten,
     MessageReceived,
+    MovesRequested,
     OutputReadersChanged,
     ProbeWritten,
     ProposalEnded,
@@ -60,12 +64,6 @@ from snapline.coordinator.leader.events import (
     SnapshotResolved,
     StreamClosed,
     TimerFired,
-)
-from snapline.coordinator.leader.host_requests import (
-    CoordinatorStopRequested,
-    EndHostRequested,
-    ForgetHostRequested,
-    MovesRequested,
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.leader_status import LeaderStatus

@@ -7,7 +7,7 @@ until it is complete, because it cannot be committed without them. A coordinator
 import asyncio
 import logging
 
-from snapline.coordinator.leader.host_requests import CoordinatorStopRequested
+from snapline.coordinator.leader.events import CoordinatorStopRequested
 from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING

@@ -6,7 +6,7 @@ marks, so that agents have hosts to go to.
 
 from collections.abc import Callable
 
-from snapline.coordinator.leader.host_requests import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.host_requests import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.leader_state import LeaderOptions
 from snapline.coordinator.service.leader_driver import LeaderDriver
 from snapline.coordinator.service.restore_requests import Restoring

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from snapline.coordinator.leader.host_requests import MovesRequested
+from snapline.coordinator.leader.events import MovesRequested
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
 from snapline.messages.status import Standing

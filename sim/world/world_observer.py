@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from snapline.coordinator.leader.events import AnswerRestore
-from snapline.coordinator.leader.host_requests import AnswerMoves
+from snapline.coordinator.leader.events import AnswerMoves, AnswerRestore
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.sim.world.host_log_oracle import HostLogOracle
 from snapline.sim.world.log_observer import Freezing, LogObserver

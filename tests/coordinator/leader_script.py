@@ -40,7 +40,7 @@ from tests.kit.golden import show as show_value
 
 from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader import events as words
 from snapline.coordinator.state.fleet_records import Committed
 from snapline.messages import host_messages as msg
 from snapline.sim.script.script_text import ScriptCommand

@@ -5,7 +5,7 @@ import pytest
 from tests.coordinator.bench import SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader import events as words
 from snapline.messages import host_messages as msg
 from snapline.messages.concerns import KINDS, Concern, remedy_of
 from snapline.messages.turn_deaths import TurnDeath

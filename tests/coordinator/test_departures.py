@@ -7,7 +7,7 @@ from tests.coordinator.bench import Bench
 from tests.coordinator.logged_world import LoggedHost, LoggedWorld
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader import events as words
 from snapline.messages import host_messages as msg
 from snapline.messages import planned_ends as ends
 

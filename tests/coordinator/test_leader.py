@@ -3,7 +3,7 @@
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader import events as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Rejected, Unknown
 from snapline.messages import host_messages as msg

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.coordinator.bench import Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader import events as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.placement import place
 from snapline.messages import host_messages as msg

@@ -6,7 +6,7 @@ seconds before the request is answered.
 
 import msgspec
 
-from snapline.coordinator.leader.host_requests import AnswerForgetHost, ForgetHostRequested
+from snapline.coordinator.leader.events import AnswerForgetHost, ForgetHostRequested
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE

@@ -11,7 +11,7 @@ volatile and counts for the present plan only: the operator checks the result, a
 
 import msgspec
 
-from snapline.coordinator.leader.host_requests import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
