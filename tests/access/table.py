@@ -324,7 +324,7 @@ OTHER_WRITERS = {
     "adapters/autogen/inside/home.py": "a temporary folder of its user alone",
     "adapters/autogen/session.py": "in that folder",
     "security/transport.py": "a certificate and its key, in memory that only this process's user reads",
-    "chaos/control.py": "in the folder of an experiment, which is its user's alone (`chaos/run.py`)",
+    "chaos/preload.py": "in the folder of an experiment, which is its user's alone (`chaos/run.py`)",
     "chaos/crash_kit.py": "in a temporary folder of its user alone",
     "chaos/failpoints.py": "in the folder of an experiment",
     "chaos/preload.py": "in the folder of a test",

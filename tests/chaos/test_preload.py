@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.chaos import preload
-from snapline.chaos.control import FIELDS, FaultCounters
+from snapline.chaos.preload import FIELDS, FaultCounters
 
 needs_compiler = pytest.mark.skipif(bool(preload.reason_against()), reason=preload.reason_against())
 
 PROGRAM = """
 import errno, os, sys, threading, time
 from pathlib import Path
-from snapline.chaos.control import FaultCounters
+from snapline.chaos.preload import FaultCounters
 
 root, control, elsewhere = Path(sys.argv[1]), FaultCounters(Path(sys.argv[2])), Path(sys.argv[3])
 

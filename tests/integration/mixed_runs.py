@@ -27,7 +27,7 @@ from tests.integration.victims import HOST, Killer, Program, is_whole
 
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.chaos import preload
-from snapline.chaos.control import FaultCounters
+from snapline.chaos.preload import FaultCounters
 from snapline.client.client import Client
 from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 from snapline.examples.payments import Book, read_entries

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapline.chaos.control import FaultCounters
+from snapline.chaos.preload import FaultCounters
 
 OUT = 1
 

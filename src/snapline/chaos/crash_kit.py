@@ -59,7 +59,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgspec
 
 from snapline.chaos import crash_child, preload
-from snapline.chaos.control import FaultCounters
+from snapline.chaos.preload import FaultCounters
 from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from snapline import failpoints
-from snapline.chaos.control import FaultCounters
 from snapline.chaos.failpoints import FailpointReader
+from snapline.chaos.preload import FaultCounters
 from snapline.errors import EncodingError
 from snapline.sim.faults import executor as moments
 

@@ -34,10 +34,10 @@ import msgspec
 
 from snapline.chaos import executor as cm
 from snapline.chaos import preload
-from snapline.chaos.control import FaultCounters
 from snapline.chaos.executor import SetPath
 from snapline.chaos.failpoints import ArmedPoint, FailpointArmer
 from snapline.chaos.fault_wrapper import CONTROLS, LIMITS_FILE, POINTS
+from snapline.chaos.preload import FaultCounters
 from snapline.chaos.process_faults import Processes, flip
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import PORTS, STORE_FOLDER
