@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.leader_status import LeaderStatus
+from snapline.coordinator.leader.core import LeaderCore, LeaderStatus
 from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper

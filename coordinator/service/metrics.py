@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from snapline.coordinator.leader.core import LeaderStatus
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
-from snapline.coordinator.leader.leader_status import LeaderStatus
 from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.leader_statistics import NS, LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
