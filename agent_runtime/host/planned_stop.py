@@ -1,4 +1,4 @@
-"""Planned stop of a host after a signal: it waits for a snapshot of its agents' work (`coordinator/leader/departures.py`), up to a limit."""
+"""Planned stop of a host after a signal: it waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit."""
 
 import asyncio
 import logging

@@ -47,7 +47,6 @@ import msgspec
 
 from snapline.coordinator.leader.concerns import Concerns, Source, aborted_epoch_concerns, standing_agents
 from snapline.coordinator.leader.definition import Definition
-from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
@@ -85,6 +84,7 @@ from snapline.coordinator.leader.events import (
     StreamClosed,
     TimerFired,
 )
+from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.host_removal import HostRemoval
@@ -110,12 +110,9 @@ from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.process_watch import ProcessWatch
-from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.leader.recovery_queries import RecoveryQueries
 from snapline.coordinator.leader.requests import Requests
-from snapline.coordinator.leader.shutdown import Shutdown
-from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView

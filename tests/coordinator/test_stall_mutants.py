@@ -6,7 +6,8 @@ import pytest
 from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
-from snapline.coordinator.leader import stop_condition as stop_question
+from snapline.coordinator.leader import fleet_end as stop_question
+from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
 from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running
@@ -14,7 +15,6 @@ from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
-from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.host_messages import Heartbeat, StopEvaluated
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.coordinator.leader import stop_condition
+from snapline.coordinator.leader import fleet_end
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
@@ -207,7 +207,7 @@ def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_host_is_asked_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stop_condition, "ANSWER_NS", NEVER_NS)
+    patch.setattr(fleet_end, "ANSWER_NS", NEVER_NS)
 
 
 @pytest.mark.parametrize(

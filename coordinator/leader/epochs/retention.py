@@ -8,8 +8,8 @@ from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
+from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult
 

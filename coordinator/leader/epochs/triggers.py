@@ -5,18 +5,17 @@ store's speed. When epochs fail because of the store, `store_watch.py` decides w
 a recovery, begin at once.
 """
 
-from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.fleet_end import Departures, StopQuestion
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, Present
 from snapline.coordinator.leader.plans.moves import Moves
-from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import WantEpoch
 

@@ -12,9 +12,9 @@ volatile and counts for the present plan only: the operator checks the result, a
 import msgspec
 
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.fleet_end import Quiescence
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
-from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.placement import place

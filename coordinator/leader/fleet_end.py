@@ -1,0 +1,472 @@
+"""Shutdown of the fleet: the end is proposed until it is in the log, hosts receive Finish, and the run ends once they have left.
+
+A fleet that stops in an epoch ends when the outputs of that epoch are released.
+
+Planned ends: a host that must stop, or this coordinator, waits for a snapshot of the work done until then.
+
+First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch of all agents begins, also where they
+checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Later work is lost with its host, but none of
+its answers was sent as final, and it called no effect.
+
+In a fleet that does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its
+own wait.
+
+Holds on inputs and effects, before the fleet or a host ends or agents move: hosts take no client inputs, or begin no effects.
+
+Several parts request holds, each for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends
+all holds at the hosts, so those still requested are sent again. A host answers when it is calling no effect. An effect with its retries
+may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts.
+
+Stop condition: hosts evaluate `stop_when` on the newest complete epoch, one at a time.
+
+`stop_when` is user code and may hang. If a host has not answered for ANSWER_NS, the leader asks the next host about the epoch that is
+newest by then. A late answer still counts, since a slow predicate must be able to end the fleet too; until it comes, that host is not
+asked again. If no host is left to ask, the fleet continues, and `status` names the hosts that owe an answer. If too many processes died
+while evaluating `stop_when`, the fleet fails.
+
+*The last epoch.* The evaluated epoch may be old when the answer comes: later answers were sent as final, outputs released, effects called.
+A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external effect get TURNS_NS to
+end, because an agent's state holds the effect only then. If the newest epoch is another one, or has open effects, the end is *decided*:
+hosts take no more inputs, and new epochs begin. Of these only the open effects are checked, until an epoch has none. No epoch completes
+between the answer and the end: none begins during the check, and the log refuses an end in an epoch older than the newest. A plan starts
+from an older state, so it cancels the decision.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
+from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.events import EndRun
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
+from snapline.messages.concerns import Concern
+from snapline.messages.host_messages import EvaluateStop, Finish, StopEvaluated
+from snapline.messages.planned_ends import MayLeave, Quiesce, Quiesced, WantLeave
+from snapline.messages.turn_deaths import STOP_WHEN
+
+SHUTDOWN_NS = 5 * SECOND_NS
+"""Time for hosts to receive Finish, and to leave."""
+
+
+class Shutdown:
+    """Shutdown of the fleet and of this run."""
+
+    def __init__(
+        self,
+        shared: LeaderState,
+        host_sessions: HostSessions,
+        publisher: RefPublisher,
+        releases: Releases,
+        snapshots: Snapshots,
+    ) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._publisher = publisher
+        self._releases = releases
+        self._snapshots = snapshots
+        self._finish_sent_ns: int | None = None
+        """Time when Finish was sent; None: the fleet has not ended."""
+        self._is_over = False
+
+    def on_end_ended(self, result: OperationResult) -> None:
+        """Drop the requested end if EndFleet was refused: its reason does not hold any more."""
+        if result.is_refused:
+            self._shared.ending = None
+
+    def directives_for(self) -> list[Finish]:
+        """Return Finish, once sent, for a host that has just come back."""
+        return [] if self._finish_sent_ns is None else [self._finish()]
+
+    def evaluate(self) -> None:
+        """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
+        shared, image = self._shared, self._shared.state.image
+        if not image.outcome:
+            if shared.ending is not None and not self._is_awaited(*shared.ending):
+                shared.propose("end", op.EndFleet(*shared.ending, is_newest=bool(shared.ending[0])))
+            return
+        if self._finish_sent_ns is None:
+            self._finish_sent_ns = shared.now
+            shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
+            shared.send(self._host_sessions.all_sessions(), self._finish())
+        is_time_over = shared.now >= self._finish_sent_ns + SHUTDOWN_NS
+        is_stored = not self._publisher.unpublished and self._releases.is_settled
+        is_settled = self._host_sessions.is_empty and is_stored and self._snapshots.is_settled
+        if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
+            self._is_over = True
+            shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+
+    def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
+        """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
+        return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
+
+    def _finish(self) -> Finish:
+        image = self._shared.state.image
+        return Finish(image.outcome_epoch, image.outcome, image.ending)
+
+
+QUIESCE_NS = 30 * SECOND_NS
+"""Longest wait for running effects: the longest duration of a call without `timeout_s`. Effects that run longer are in doubt after
+the plan."""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A hold on inputs and effects, under a plan."""
+
+    plan: int
+    inputs: bool = False
+    effects: bool = False
+
+
+class Quiescence:
+    """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
+
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._requested_holds: dict[str, tuple[bool, bool]] = {}
+        """Reason → whether inputs, and effects, are to be held."""
+        self._held = Hold(0)
+        self._number = 0
+        self._since_ns = 0
+        self._quiet: dict[int, None] = {}
+        """Sessions that have answered the present hold."""
+
+    def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
+        """Hold inputs, effects or both until `drop`."""
+        self._requested_holds[reason] = inputs, effects
+        self._send_holds()
+
+    def drop(self, reason: str) -> None:
+        """Drop the holds for `reason`."""
+        if self._requested_holds.pop(reason, None) is not None:
+            self._send_holds()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether all hosts have reported that they call no effect, or QUIESCE_NS is over."""
+        if not self._held.effects or self._held.plan != self._shared.state.plan_number:
+            return False
+        return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
+
+    def _busy(self) -> list[str]:
+        plan = self._shared.state.plan
+        sessions = [(host, self._host_sessions.attached_session(host)) for host in (plan.hosts if plan else ())]
+        return [host for host, session in sessions if session is not None and session.id not in self._quiet]
+
+    def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
+        """Note that a host calls no effect any more."""
+        if message.number == self._number:
+            self._quiet[session.id] = None
+
+    def shift(self, late_ns: int) -> None:
+        """Extend the wait by `late_ns`, by which this process was late."""
+        self._since_ns = min(self._since_ns + late_ns, self._shared.now)
+
+    def evaluate(self) -> None:
+        """Send the holds again under a new plan, which has ended them."""
+        self._send_holds()
+
+    def directives_for(self) -> list[Quiesce]:
+        """Return the holds for a host that has just come back."""
+        return [self._directive()] if self._held.inputs or self._held.effects else []
+
+    def _send_holds(self) -> None:
+        plan = self._shared.state.plan_number
+        inputs = any(inputs for inputs, _ in self._requested_holds.values())
+        effects = any(effects for _, effects in self._requested_holds.values())
+        wanted, held = Hold(plan, inputs, effects), self._held
+        if wanted == held:
+            return
+        self._held = wanted
+        is_over = held.plan != plan and not (inputs or effects)
+        if is_over:
+            return
+        if effects and not (held.effects and held.plan == plan):
+            self._since_ns = self._shared.now
+        self._number += 1
+        self._quiet = {}
+        self._shared.send(self._host_sessions.all_sessions(), self._directive())
+
+    def _directive(self) -> Quiesce:
+        return Quiesce(self._number, self._held.inputs, self._held.effects)
+
+    def concerns(self) -> list[Concern]:
+        """Return the hosts whose effects are still running."""
+        lasts_ns = self._shared.now - self._since_ns
+        busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
+        if not busy:
+            return []
+        text = (
+            f"effects are being called on {', '.join(busy)}: agents do not move, and hosts do not stop, before they have ended, "
+            f"for {QUIESCE_NS / 1e9:g} s at most"
+        )
+        return [Concern("effects", tuple(busy), lasts_ns, text)]
+
+
+LEAVE_HOLD = "leave"
+
+
+class _LastEpoch(msgspec.Struct, frozen=True):
+    """Mark of the last epoch: epochs begun after `begun`, under this plan, hold all work done until effects were held."""
+
+    plan: int
+    begun: int
+
+
+class Departures:
+    """Processes that wait to leave. Volatile: hosts repeat the request on every new stream."""
+
+    def __init__(
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
+    ) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._publisher = publisher
+        self._quiescence = quiescence
+        self._waiting: dict[int, None] = {}
+        """Sessions of hosts that wait for MayLeave."""
+        self._may_leave_sent: dict[int, None] = {}
+        """Sessions that were sent MayLeave; effects are held until they are closed."""
+        self._is_ending = False
+        """True if this coordinator is to stop."""
+        self._last: _LastEpoch | None = None
+        self._present = 0
+        """An epoch that holds the fleet's present state, so no new one is needed; 0: none."""
+        self.is_saved = False
+        """The last epoch that this coordinator waited for is complete, or there is nothing to wait for."""
+
+    def on_wanted(self, session: HostSession, message: WantLeave) -> None:
+        """Take the request of a host that must stop."""
+        self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
+        self._waiting[session.id] = None
+
+    def on_coordinator_stop_requested(self) -> None:
+        """Note that this coordinator is to stop."""
+        self._is_ending = True
+
+    def on_present(self, epoch: int) -> None:
+        """Note that this epoch holds the fleet's whole present state, according to the mode."""
+        self._present = epoch
+
+    @property
+    def wants_epoch(self) -> bool:
+        """Return whether an epoch of all agents is to begin now."""
+        state, last = self._shared.state, self._last
+        if last is None or last.plan != state.plan_number or self._shared.is_pending("begin"):
+            return False
+        return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
+
+    def evaluate(self) -> None:
+        """Advance the wait: hold effects, request an epoch, send MayLeave."""
+        state = self._shared.state
+        for sessions in (self._waiting, self._may_leave_sent):
+            for number in [number for number in sessions if self._host_sessions.session(number) is None]:
+                del sessions[number]
+        if not (self._waiting or self._is_ending):
+            self._last, self._present = None, 0
+            if not self._may_leave_sent or state.phase != RUNNING:
+                self._may_leave_sent.clear()
+                self._quiescence.drop(LEAVE_HOLD)
+            return
+        if state.phase != RUNNING or state.image.outcome or self._host_sessions.is_empty:
+            self._send_may_leave(state.newest_complete())
+            return
+        self._quiescence.want(LEAVE_HOLD, effects=True)
+        if self._last is None or self._last.plan != state.plan_number:
+            if not self._quiescence.is_quiet:
+                return
+            self._last, self._present = _LastEpoch(state.plan_number, state.image.begun), 0
+        newest = self._publisher.newest_published()
+        if newest > self._last.begun or (self._present and self._present == newest):
+            self._send_may_leave(newest)
+
+    def _send_may_leave(self, epoch: int) -> None:
+        self._shared.send(tuple(self._waiting), MayLeave(epoch))
+        self._may_leave_sent.update(self._waiting)
+        self._waiting.clear()
+        self.is_saved, self._is_ending = self.is_saved or self._is_ending, False
+
+
+ANSWER_NS = 5 * SECOND_NS
+"""Time for an answer before another host is asked: most predicates take milliseconds."""
+
+
+END_HOLD = "end"
+
+
+TURNS_NS = 5 * SECOND_NS
+"""Time for turns to end: a turn resumes within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
+
+AGAIN_NS = SECOND_NS
+"""Time between two early epochs that check whether effects have ended: effects may take long."""
+
+
+class StopQuery(msgspec.Struct):
+    """A question to one host."""
+
+    host: str
+    epoch: int
+    since_ns: int
+
+
+class StopDecision(msgspec.Struct, frozen=True):
+    """Decision that the fleet ends, made by an answer about `epoch`."""
+
+    plan: int
+    epoch: int
+    outcome: str
+    reason: str
+    since_ns: int
+
+
+class StopQuestion:
+    """Open questions and the decision. Volatile: a new leader asks again."""
+
+    def __init__(
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
+    ) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._publisher = publisher
+        self._quiescence = quiescence
+        self._decided: StopDecision | None = None
+        self._open_effects: tuple[str, ...] = ()
+        """Effects open in the newest epoch that was checked since the decision."""
+        self._turns_ns = 0
+        """Time of the last answer that did not both hold and name open effects; TURNS_NS counts from it."""
+        self._again_ns = 0
+        """Earliest time of the next early epoch for the end."""
+        self._asked: dict[int, StopQuery] = {}
+        """Questions by session."""
+        self._evaluated = 0
+        """Newest epoch with an answer."""
+
+    def shift(self, late_ns: int) -> None:
+        """Move all questions by `late_ns`, by which this process was late."""
+        for asked in self._asked.values():
+            asked.since_ns = min(asked.since_ns + late_ns, self._shared.now)
+
+    @property
+    def epochs_read(self) -> tuple[int, ...]:
+        """Epochs that hosts are reading: they must not be forgotten."""
+        return tuple([asked.epoch for asked in self._asked.values()])
+
+    def on_stop_evaluated(self, session: HostSession, message: StopEvaluated) -> None:
+        """Take a host's answer."""
+        asked = self._asked.get(session.id)
+        if asked is None or asked.epoch != message.epoch:
+            return
+        del self._asked[session.id]
+        self._evaluated = max(self._evaluated, message.epoch)
+        self._decide(message)
+        decided, epoch = self._decided, message.epoch
+        if decided is None:
+            return
+        self._open_effects = message.open_effects
+        self._again_ns = self._shared.now + (AGAIN_NS if message.open_effects else 0)
+        if not (message.reached and message.open_effects):
+            self._turns_ns = self._shared.now
+        is_waiting = bool(message.open_effects) and not (
+            message.reached and self._shared.now >= self._turns_ns + TURNS_NS
+        )
+        is_answer = message.reached or bool(message.error)
+        if is_answer and not is_waiting and epoch == self._shared.state.newest_complete():
+            reason = f"stop_when holds in epoch {epoch}"
+            if epoch != decided.epoch:
+                reason = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
+            self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
+
+    def _decide(self, message: StopEvaluated) -> None:
+        """Decide the end by the first answer that holds, failed, or names open effects."""
+        shared, epoch = self._shared, message.epoch
+        if self._decided is not None or not (message.reached or message.error or message.open_effects):
+            return
+        outcome, reason = "stopped", ""
+        if message.error:
+            outcome, reason = "failed", op.clip(f"stop_when failed on epoch {epoch}: {message.error}")
+        self._turns_ns = shared.now
+        self._decided = StopDecision(shared.state.plan_number, epoch, outcome, reason, shared.now)
+
+    @property
+    def wants_epoch(self) -> bool:
+        """Return whether the fleet is to end but its newest epoch was checked and cannot be the last one."""
+        state = self._shared.state
+        is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
+        is_due = self._decided is not None and self._shared.now >= self._again_ns
+        return is_due and is_looked_at and not state.open_epochs()
+
+    @property
+    def is_checking_candidate(self) -> bool:
+        """Return whether a candidate for the last epoch is being checked, or soon will be: then no other epoch begins.
+
+        An epoch that began now would be newer than the checked one; with frequent snapshots the check would never succeed.
+        """
+        if self._decided is None:
+            return False
+        state = self._shared.state
+        is_unchecked = bool(state.open_epochs()) or state.newest_complete() > self._evaluated
+        is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
+        return is_answer_due or (is_unchecked and self._free_session() is not None)
+
+    def evaluate(self) -> None:
+        """Ask a host, unless another one still has time to answer."""
+        image = self._shared.state.image
+        if image.never_stops:
+            return
+        for number in [number for number in self._asked if self._host_sessions.session(number) is None]:
+            del self._asked[number]
+        self._follow_decision()
+        newest = self._publisher.newest_published()
+        is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
+        if not is_answer_due and newest > self._evaluated and not image.outcome:
+            killer = next((x for x in image.deaths if x.what == STOP_WHEN and x.times > x.limit), None)
+            if killer is None:
+                self._ask(newest)
+            else:
+                self._shared.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
+
+    def _follow_decision(self) -> None:
+        """Hold inputs while the last epoch is made."""
+        decided, shared = self._decided, self._shared
+        if decided is not None and decided.plan != shared.state.plan_number:
+            self._decided, self._evaluated, self._open_effects = None, 0, ()
+        if self._decided is None or shared.state.image.outcome:
+            self._quiescence.drop(END_HOLD)
+        elif shared.ending is None:
+            self._quiescence.want(END_HOLD, inputs=True)
+
+    def _ask(self, epoch: int) -> None:
+        """Ask the first living host that owes no answer."""
+        session = self._free_session()
+        if session is not None:
+            self._asked[session.id] = StopQuery(session.host, epoch, self._shared.now)
+            root, is_decided = self._shared.state.image.epochs[epoch].root, self._decided is not None
+            self._shared.send((session.id,), EvaluateStop(epoch, root, is_decided))
+
+    def _free_session(self) -> HostSession | None:
+        """Return the session of the first living host that owes no answer."""
+        sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
+        return next((session for session in sessions if session is not None and session.id not in self._asked), None)
+
+    def _is_overdue(self, asked: StopQuery) -> bool:
+        return self._shared.now - asked.since_ns >= ANSWER_NS
+
+    def concerns(self) -> list[Concern]:
+        """Return the hosts that owe an answer, and the open effects that the end waits for."""
+        concerns = []
+        for asked in self._asked.values():
+            if self._is_overdue(asked):
+                lasts_ns = self._shared.now - asked.since_ns
+                text = (
+                    f"host {asked.host} was asked whether the fleet may stop (stop_when, epoch {asked.epoch}) "
+                    f"and has not answered for {lasts_ns / 1e9:.1f} s"
+                )
+                concerns.append(Concern("stop", (asked.host,), lasts_ns, text))
+        if self._decided is not None and self._open_effects:
+            lasts_ns = self._shared.now - self._decided.since_ns
+            text = f"the fleet ends (stop_when) when these effects have ended: {'; '.join(self._open_effects)}"
+            concerns.append(Concern("stop", (), lasts_ns, text))
+        return concerns
