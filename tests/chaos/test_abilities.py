@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from snapline.chaos import preload
-from snapline.chaos.capabilities import Where, check_capabilities, list_capabilities, problems
+from snapline.chaos.capabilities import EVERYTHING, Where, check_capabilities, drawn, list_capabilities, problems
 from snapline.chaos.process_faults import leftovers
-from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.errors import UsageError
 from snapline.sim.faults.faults import describe_faults
 from snapline.sim.scenario import parse_scenario

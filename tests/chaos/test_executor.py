@@ -5,8 +5,8 @@ import pytest
 from tests.sim.fake_executor import FakeExecutor
 
 from snapline.chaos import executor as cm
+from snapline.chaos.capabilities import EVERYTHING, drawn
 from snapline.chaos.executor import ChaosExecutor
-from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
 from snapline.sim.scenario import Scenario, host_names, joining_hosts, parse_scenario

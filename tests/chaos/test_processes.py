@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.chaos.test_executor import STEP_NS
 
 from snapline.chaos import executor as cm
+from snapline.chaos.capabilities import EVERYTHING, drawn
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.process_faults import Processes, RemoteFaults
-from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.deploy.detached_fleet import DetachedPlan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.running_fleet import LaunchedFleet

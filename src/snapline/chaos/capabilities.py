@@ -1,4 +1,8 @@
-"""Capabilities: which fault words work on real processes, here and with each launcher, and why the others do not."""
+"""Capabilities: which fault words work on real processes, here and with each launcher, and why the others do not.
+
+Template of `snapline chaos run` without a file: faults drawn by the seed from all that real processes support, on three hosts and three
+coordinators.
+"""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,7 +13,8 @@ from snapline.chaos import preload
 from snapline.errors import UsageError
 from snapline.sim.faults.fault_kinds import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.scenario import FaultPart, Scenario
+from snapline.sim.scenario import WORDS, FaultPart, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
+from snapline.sim.search.swarm import draw
 
 Where = Literal["local", "ssh", "podman", "slurm", "ray"]
 """Values of `--on`."""
@@ -150,3 +155,36 @@ def check_capabilities(scenario: Scenario, on: Where = HERE) -> None:
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
         raise UsageError(f"{scenario.name}: {problem}; `{doctor}` says what can be")
+
+
+EVERYTHING = Scenario(
+    name="everything",
+    fleet=FleetPart(
+        agents=6,
+        hosts=3,
+        coordinators=3,
+        pattern=PatternPart(name="bank", messages=800, rate_per_s=80.0),
+        trigger=TriggerPart(every="500ms"),
+    ),
+    swarm=SwarmPart(
+        faults=[word for word in WORDS if word != "hold"],
+        faults_max=5,
+        fleet=False,
+        network=False,
+        limits=False,
+        clients=False,
+        outputs=False,
+        steps=False,
+        restores=False,
+    ),
+)
+"""About ten seconds of work; a run takes about twenty, because processes need half of the time to start."""
+
+
+def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
+    """Return the scenario drawn by this seed. Drawn faults that are not supported there are omitted; faults listed in a file are kept."""
+    scenario = draw(template, seed)
+    if template.swarm is None:
+        return scenario
+    faults = [fault for fault in scenario.fault if not reason_against(fault, on)]
+    return msgspec.structs.replace(scenario, fault=faults)

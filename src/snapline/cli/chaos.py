@@ -70,7 +70,7 @@ def run(
 
     Exit code: 0 pass, 6 a guarantee was violated, 3 undecided, 2 the place cannot carry a fault of the file out, 1 the harness or the agents' code failed. Ends at the first run that does not pass.
     """
-    from snapline.chaos.templates import drawn
+    from snapline.chaos.capabilities import drawn
     from snapline.sim.result import EXIT_CODES
 
     template = _template(file, fleet, arg)
@@ -91,7 +91,7 @@ def run(
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
     """Return the scenario; raise UsageError if there is none, or if the fleet cannot be loaded."""
-    from snapline.chaos.templates import EVERYTHING
+    from snapline.chaos.capabilities import EVERYTHING
 
     if fleet is not None:
         return ScenarioChanges(arg=arg, faults=file).template(fleet)
