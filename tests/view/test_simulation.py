@@ -23,7 +23,7 @@ from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario, parse_scenario
 from snapline.sim.world.recording import Recording
-from snapline.view import sim_reports, simulation_page
+from snapline.view import sim_reports, simulation_pages
 from snapline.view.sim_reports import SimReports
 from snapline.view.view_app import View
 
@@ -390,7 +390,7 @@ async def test_what_is_damaged_or_huge_is_a_sentence(folder: Path, monkeypatch: 
 
 
 async def test_however_many_there_are_the_screen_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation_page, "ROWS_MAX", 1)
+    monkeypatch.setattr(simulation_pages, "ROWS_MAX", 1)
     async with view(folder) as http:
         page = await page_of(http, "/simulation")
         assert len(rows_in(page, "Runs")) == 1 and "2 runs, the newest 1 are shown" in page.text

@@ -51,7 +51,7 @@ from snapline.view.streams import Streams, event
 from snapline.view.watch import FleetWatch
 
 if TYPE_CHECKING:
-    from snapline.view.simulation import SimulationPages
+    from snapline.view.simulation_pages import SimulationPages
 
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -157,7 +157,7 @@ class View:
 
     def _simulations(self, reports: Sequence[Path]) -> "SimulationPages":
         from snapline.view.sim_reports import SimReports  # import the simulator only if there are reports
-        from snapline.view.simulation import SimulationPages
+        from snapline.view.simulation_pages import SimulationPages
 
         return SimulationPages(SimReports(reports), self._page)
 
