@@ -45,7 +45,6 @@ from functools import partial
 
 import msgspec
 
-from snapline.coordinator.leader.concerns import Concerns, Source, aborted_epoch_concerns, standing_agents
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
@@ -90,9 +89,17 @@ from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.host_removal import HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
-from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
 from snapline.coordinator.leader.hosts.partitions import Partitions
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
+from snapline.coordinator.leader.leader_concerns import (
+    Concerns,
+    MissingHosts,
+    Objectives,
+    ProcessWatch,
+    Source,
+    aborted_epoch_concerns,
+    standing_agents,
+)
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
 from snapline.coordinator.leader.modes.agent_removal import Leaving
 from snapline.coordinator.leader.modes.autonomous import Autonomous
@@ -102,14 +109,12 @@ from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg import KooToueg
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
-from snapline.coordinator.leader.objectives import Objectives
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
-from snapline.coordinator.leader.process_watch import ProcessWatch
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.leader.recovery_queries import RecoveryQueries
 from snapline.coordinator.leader.requests import Requests

@@ -17,7 +17,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.coordinator.leader.core import LeaderStatus
-from snapline.coordinator.leader.objectives import objectives_missed
+from snapline.coordinator.leader.leader_concerns import objectives_missed
 from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify

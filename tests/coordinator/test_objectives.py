@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.objectives import RPO, RTO, objectives_missed
+from snapline.coordinator.leader.leader_concerns import RPO, RTO, objectives_missed
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
 from snapline.messages.concerns import Concern

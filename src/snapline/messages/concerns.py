@@ -1,6 +1,6 @@
 """Concerns: conditions that need attention, such as a wait or a missing resource, with their age and remedy.
 
-The leader derives them (`coordinator/leader/concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`.
+The leader derives them (`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`.
 `tests/deploy/test_alerts.py` fails if a kind is missing in docs/cli.md, in the alerts or in the runbook.
 """
 
