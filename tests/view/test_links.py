@@ -11,7 +11,7 @@ from tests.view.test_waiting_page import Sold, word
 
 from snapline.errors import StoreError
 from snapline.messages.effect_records import EFFECTS_TOPIC
-from snapline.view.page_frame import restorable_epochs, shown_epochs
+from snapline.view.page_elements import restorable_epochs, shown_epochs
 
 ENDED = [{"epoch": n, "status": status} for n, status in enumerate(("complete", "aborted", "forgotten", "complete"), 4)]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.view.markup import TEXT_MAX, Markup, shown, tag
-from snapline.view.tree import DEPTH_MAX, ITEMS_MAX, NODES_MAX, tree
+from snapline.view.page_elements import DEPTH_MAX, ITEMS_MAX, NODES_MAX, tree
 
 HOSTILE = "<script>alert(1)</script>'\"&lt;"
 

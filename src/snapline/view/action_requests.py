@@ -38,7 +38,7 @@ from snapline.view.operator_actions import (
     StoreActions,
     others_for_agents,
 )
-from snapline.view.page_frame import section, table
+from snapline.view.page_elements import section, table
 from snapline.view.watch import FleetWatch
 
 ROWS_MAX = 100

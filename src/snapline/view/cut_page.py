@@ -15,8 +15,7 @@ import msgspec
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
 from snapline.view.formatting import count, plural, size, tone_of
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_frame import section, table
-from snapline.view.tree import leaf, tree
+from snapline.view.page_elements import leaf, section, table, tree
 
 Plain = dict[str, object]
 

@@ -7,7 +7,7 @@ import msgspec
 from snapline.diagrams.style import px
 from snapline.view.formatting import NOTHING, age, count, pill, plural, seconds, size
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_frame import Targets, section, shown_epochs, table
+from snapline.view.page_elements import Targets, section, shown_epochs, table
 
 BAR, GAP, HEIGHT = 5, 1, 120
 """Lengths in the chart, in its own units."""

@@ -55,7 +55,7 @@ from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.formatting import plural, size
 from snapline.view.markup import Markup, join, tag
-from snapline.view.page_frame import Targets
+from snapline.view.page_elements import Targets
 from snapline.view.pending_work_page import (
     NewestOutputs,
     PendingWorkReader,

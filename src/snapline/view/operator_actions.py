@@ -33,7 +33,7 @@ from snapline.view import formatting
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.formatting import named, plural, seconds, size, undone_in_fleet, undone_outside_fleet
 from snapline.view.markup import Markup
-from snapline.view.page_frame import restorable_epochs
+from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
 
 KEPT_MAX = 512

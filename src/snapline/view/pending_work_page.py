@@ -27,10 +27,9 @@ from snapline.storage.outputs.names import parse_cursor
 from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.formatting import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.page_frame import Targets, section, table
+from snapline.view.page_elements import Targets, leaf, section, table, tree
 from snapline.view.partials import Partial
 from snapline.view.streams import PERIOD_S, notices
-from snapline.view.tree import leaf, tree
 from snapline.view.watch import FleetWatch
 
 LEDGER_RECORDS_MAX = 20_000

@@ -28,7 +28,7 @@ from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_
 from snapline.view.auth import HEADERS
 from snapline.view.formatting import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.page_frame import section, table
+from snapline.view.page_elements import section, table
 from snapline.view.sim_reports import SHRUNK, FoundReports, FoundRun, FoundSweep, SimReports, SweepFound
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from snapline.view.auth import HEADERS
 from snapline.view.cut_page import CutFacts
 from snapline.view.facts import ViewCalls
 from snapline.view.markup import Markup
-from snapline.view.page_frame import Targets
+from snapline.view.page_elements import Targets
 from snapline.view.partials import Partial
 from snapline.view.space_time_page import (
     Source,

@@ -18,7 +18,7 @@ from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
 from snapline.view.formatting import count, plural, size
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_frame import section, table
+from snapline.view.page_elements import section, table
 from snapline.view.pending_work_page import (
     LEDGER_RECORDS_MAX,
     NEWEST_MAX,

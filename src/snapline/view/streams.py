@@ -9,10 +9,10 @@ from starlette.responses import StreamingResponse
 from snapline.errors import SnaplineError
 from snapline.view.auth import HEADERS
 from snapline.view.markup import Markup, tag
-from snapline.view.page_frame import trouble
+from snapline.view.page_elements import trouble
 from snapline.view.partials import Partial, ViewerState
 
-PERIOD_S = 2.0
+RENDER_PERIOD_S = 2.0
 """Time between two renderings."""
 
 STREAMS_MAX = 64
@@ -24,7 +24,7 @@ Look = Callable[[], Awaitable[Sequence[Partial]]]
 class Streams:
     """Streams of one screen."""
 
-    def __init__(self, period_s: float = PERIOD_S) -> None:
+    def __init__(self, period_s: float = RENDER_PERIOD_S) -> None:
         self._period_s = period_s
         self._count = 0
 
