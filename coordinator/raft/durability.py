@@ -1,16 +1,13 @@
-"""Ending the process when the replica's memory and its disk may differ (section H3 of the Raft design; G8, G11).
+"""Durable files, and the fail-stop when memory and disk may differ (section H3 of the Raft design; G8, G11).
 
-After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. It cannot be repaired. A failed commit
-must not be retried, since the kernel may have dropped the dirty pages and report success for the next sync. On "disk full" SQLite drops the
-whole transaction, so memory is ahead of the file. Only a restart reads what the disk holds.
+*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without which
+the old file may reappear after a power failure. Readers see the old file or the new one, never a part. The next call overwrites a temporary
+file left by a dead process.
 
-The process ends by `os._exit`: no handler, `finally` or other thread may send anything that is not durable.
-
-Files that survive a power failure: durable folders, and atomic replacement of files.
-
-`replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without which the old
-file may reappear after a power failure. Readers see the old file or the new one, never a part. The next call overwrites a temporary file
-left by a dead process.
+*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. It cannot be repaired. A
+failed commit must not be retried, since the kernel may have dropped the dirty pages and report success for the next sync. On "disk full"
+SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads what the disk holds. The process ends by
+`os._exit`: no handler, `finally` or other thread may send anything that is not durable.
 """
 
 import logging
@@ -38,7 +35,7 @@ def fail_stop(reason: str) -> NoReturn:
         os._exit(FAIL_STOP_EXIT_CODE)
 
 
-def install(hook: Callable[[str], NoReturn] | None) -> None:
+def set_fail_stop_hook(hook: Callable[[str], NoReturn] | None) -> None:
     """Install a hook that is called instead and must raise; `None` removes it. For tests and simulations only."""
     global _hook
     _hook = hook

@@ -19,26 +19,23 @@ rule 3 of AppendEntries). `put_back` restores the rest.
 one index and term, two votes in one term. Each would break an assumption of Raft's proof, so each ends the process, and a file that holds
 one is refused. An error while writing ends the process, too (H3); nothing is retried.
 
-The caller's duties
--------------------
-1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
-   (Terms and votes sync themselves.)
-2. Call `put_back` after every handled message, even if handling it failed.
-3. Use one thread at a time.
-
-The SQLite file of the journal: atomic transactions, and digests that detect damage.
-
-WAL mode with synchronous=FULL: SQLite syncs its write-ahead log at every commit, so a transaction that was committed
-survives a power failure, and one that was not leaves no trace. The journal calls `checkpoint` to copy the write-ahead log into
-the main file: SQLite's automatic checkpoint, inside COMMIT, would hide its errors.
-
-The file is locked while it is open: two processes with one log would vote twice.
+*The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its
+write-ahead log at every commit, so a transaction that was committed survives a power failure, and one that was not leaves no trace. The
+journal calls `checkpoint` to copy the write-ahead log into the main file: SQLite's automatic checkpoint, inside COMMIT, would hide its
+errors. The file is locked while it is open: two processes with one log would vote twice.
 
 Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of index
 and term (eight bytes each, little-endian) and command, or of key, a zero byte and value. One kind of damage is not detected: SQLite silently
 drops a damaged end of its write-ahead log.
 
 Errors while opening are `LogError`s with advice; `write` and `checkpoint` raise SQLite's errors.
+
+The caller's duties
+-------------------
+1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
+   (Terms and votes sync themselves.)
+2. Call `put_back` after every handled message, even if handling it failed.
+3. Use one thread at a time.
 """
 
 import contextlib
@@ -53,7 +50,7 @@ from pathlib import Path
 from typing import NoReturn, overload
 
 import msgspec
-from pysyncobj.journal import Journal
+from pysyncobj.journal import Journal  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.durability import fail_stop, make_folder, sync_folder
 from snapline.errors import LogError, UsageError

@@ -31,8 +31,6 @@ Further faults of the library fixed here, each explained at its place:
 Departures from the paper: no pre-vote, static members.
 
 Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `set_wake_scheduler`: from any thread).
-
-Interface of the replicated state machine, and the result of an entry whose `apply` raised.
 """
 
 import copy
@@ -41,9 +39,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from pysyncobj import syncobj as library
-from pysyncobj.config import FAIL_REASON, SyncObjConf
-from pysyncobj.syncobj import SyncObj
+from pysyncobj import syncobj as library  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.durability import fail_stop

@@ -1,8 +1,7 @@
-"""Outcomes of a proposal.
+"""Proposals of one replica: their outcomes, their time-outs, and counters.
 
-Proposals in flight, and their time-outs.
-
-Counters of a replica: proposals, reads, ticks and how long commits take.
+An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
+time-out, since the callback may never fire.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import math
 from typing import TypeVar
 
 import msgspec
-from pysyncobj.config import FAIL_REASON
+from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.telemetry.metrics import Distribution
 

@@ -1,9 +1,7 @@
-"""Hooks of the hardened node in PySyncObj, and the reviewed release of that library.
+"""Hooks of the hardened node in PySyncObj, the reviewed release of that library, and its wake-up pipe.
 
 The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
 the names are checked at start; the tests also compare the hash of every file of the library.
-
-The pipe with which the library is woken for proposals: one byte for many, and closed at the end.
 """
 
 import logging
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-import pysyncobj.pickle as library_pickle
+import pysyncobj.pickle as library_pickle  # type: ignore[import-untyped]  # the library has no types
 from pysyncobj import pipe_notifier, version
 from pysyncobj import syncobj as library
 

@@ -1,7 +1,9 @@
-"""Driver of one replica: a thread that ticks, and proposals and reads for asyncio.
+"""Replica of the log, and its driver: a thread that ticks, and proposals and reads for asyncio.
 
 Theory of operation
 -------------------
+A `Replica` has streams on the event loop, a node on its own thread, and the driver between them.
+
 pysyncobj is single-threaded; only proposing is safe from other threads. So one thread makes the node, ticks it and destroys it. Other calls
 (status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue; one signal makes the loop empty
 it.
@@ -17,8 +19,6 @@ barrier is in flight waits for the next one, since the first may have been propo
 
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
 memory may be corrupt.
-
-Replica with all its parts: streams on the event loop, node on its thread, driver between them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import msgspec
-from pysyncobj.config import FAIL_REASON, SyncObjConf
+from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.learner import LogMarks

@@ -14,17 +14,14 @@ A session is (boot, stream): the durable number of this replica's starts, and th
 older one, an older session is refused, and a session is used once. No clock takes part. Sessions of different logs of a peer are not
 compared: a replica that lost its disk counts from one again.
 
+*Inbox.* The event loop hands calls to the tick thread, and wakes it by a pipe on which the library's poller waits. A producer appends its item
+and then, unless the inbox is marked as woken, sets the mark and writes a byte. The tick thread (1) empties the pipe, (2) clears the mark,
+(3) takes the items. So a producer that finds the mark set has appended its item before the taking. If the mark were cleared after taking, or
+the pipe emptied after clearing, a wake-up could be lost.
+
 Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's stream; then
 gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest dump, which a
 leader sends without waiting for answers.
-
-Items that the event loop hands to the tick thread, and the pipe that wakes it.
-
-The library's poller waits on the pipe. A producer appends its item and then, unless the inbox is marked as woken, sets the mark and writes a
-byte. The tick thread (1) empties the pipe, (2) clears the mark, (3) takes the items. So a producer that finds the mark set has appended its
-item before the taking. If the mark were cleared after taking, or the pipe emptied after clearing, a wake-up could be lost.
-
-The connection to one peer: kept while dials fail, replaced when certificates are.
 """
 
 import asyncio

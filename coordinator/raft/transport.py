@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`streams.py`). The two
+The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`raft_streams.py`). The two
 meet at the `Inbox`, loop to tick thread, and at an `Outbox` per stream, tick thread to loop. Nothing else is shared.
 
 1. **Sync before reply (H2).** What the library sends while it handles received messages, above all `next_node_idx`, which

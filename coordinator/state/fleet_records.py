@@ -3,7 +3,7 @@
 Every table is bounded by a constant. The image stays below the 64 MiB that a replica accepts from another. With names of usual lengths
 it has 16 MiB at most.
 
-Ends of epochs and their time accounts: figures for display. Nothing is decided from them.
+Ends of epochs and their time accounts are figures for display. Nothing is decided from them.
 """
 
 import msgspec

@@ -19,20 +19,16 @@ Rules, in the words of `docs/protocols.md`:
 4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open count as unborn in
    it. Those named in its manifest exist again after a recovery to e, because the message that creates them is in transit there. A member
    is unborn, too, if its creation is in transit or waits in its parent's checkpoint.
-5. *Requests* are done once: a repeated (client, sequence, digest) gives the same result.
+5. *Requests* are done once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
+   state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT` unresolved requests. A request older
+   than its last `RESULTS_KEPT` results is refused, since it is unknown whether it was done.
 6. *Validate first, then change*: a refused operation changes only the table of requests.
 
 Carries G4 and G9 and, together with the log, G8. `leader/core.py` is the volatile half, which decides what to propose.
-
-Table of requests: a repeated (client, sequence, digest of the kind) gives the earlier result.
-
-The table is part of the replicated state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT`
-unresolved requests. A request older than its last `RESULTS_KEPT` results is refused, since it is unknown whether it was done.
 """
 
 import msgspec
 
-from snapline.coordinator.state import operation_rules
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -73,6 +69,7 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.lineage import make_void, refusal_of_restore
 from snapline.coordinator.state.operation_rules import (
+    apply_user_operation,
     count_process_end,
     define_agents,
     define_fleet,
@@ -85,35 +82,9 @@ from snapline.coordinator.state.operation_rules import (
     open_host_log,
     refusal_of_names,
 )
-from snapline.coordinator.state.operations import Operation
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
-
-
-def earlier_result_of(image: FleetImage, operation: Operation, digest: bytes) -> OperationResult | None:
-    """Return the result of a repeated, conflicting or too old request; None: the request is new."""
-    client, sequence = operation.client, operation.sequence
-    results = image.requests.get(client, [])
-    for remembered in reversed(results):
-        if remembered.sequence == sequence:
-            if remembered.digest != digest:
-                return OperationResult(REFUSED, f"request {sequence} of {client} was another one before")
-            return remembered.result
-    if len(results) == RESULTS_KEPT and sequence < results[0].sequence:
-        return OperationResult(REFUSED, f"request {sequence} of {client} is too old to be known")
-    return None
-
-
-def remember_result(image: FleetImage, operation: Operation, digest: bytes, result: OperationResult) -> None:
-    """Keep the result of a request that was just applied or refused."""
-    results = image.requests.pop(operation.client, [])
-    results.append(RememberedResult(operation.sequence, digest, result))
-    results.sort(key=lambda x: x.sequence)
-    del results[:-RESULTS_KEPT]
-    image.requests[operation.client] = results
-    while len(image.requests) > CLIENTS_MAX:
-        del image.requests[next(iter(image.requests))]
 
 
 class FleetState(FleetView):
@@ -127,12 +98,12 @@ class FleetState(FleetView):
         `now_ns` is the operation's own time: the result must not depend on when it is applied.
         """
         digest = op.digest_of(event.kind)
-        earlier_result = earlier_result_of(self.image, event, digest)
+        earlier_result = _earlier_result_of(self.image, event, digest)
         if earlier_result is not None:
             return [earlier_result]
         self.image.now_ns = max(self.image.now_ns, now_ns)
         result = self._apply(event.kind, now_ns)
-        remember_result(self.image, event, digest, result)
+        _remember_result(self.image, event, digest, result)
         return [result]
 
     def apply(self, operation: op.Operation) -> OperationResult:
@@ -180,7 +151,7 @@ class FleetState(FleetView):
             case op.EndFleet():
                 return self._end_fleet(kind)
             case op.MakeToken() | op.RevokeToken() | op.RecordCall():
-                return operation_rules.apply_user_operation(self.image, kind, now_ns)
+                return apply_user_operation(self.image, kind, now_ns)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
@@ -549,3 +520,28 @@ class FleetState(FleetView):
         state = cls()
         state.image = decode_image(image)
         return state
+
+
+def _earlier_result_of(image: FleetImage, operation: op.Operation, digest: bytes) -> OperationResult | None:
+    """Return the result of a repeated, conflicting or too old request; None: the request is new."""
+    client, sequence = operation.client, operation.sequence
+    results = image.requests.get(client, [])
+    for remembered in reversed(results):
+        if remembered.sequence == sequence:
+            if remembered.digest != digest:
+                return OperationResult(REFUSED, f"request {sequence} of {client} was another one before")
+            return remembered.result
+    if len(results) == RESULTS_KEPT and sequence < results[0].sequence:
+        return OperationResult(REFUSED, f"request {sequence} of {client} is too old to be known")
+    return None
+
+
+def _remember_result(image: FleetImage, operation: op.Operation, digest: bytes, result: OperationResult) -> None:
+    """Keep the result of a request that was just applied or refused."""
+    results = image.requests.pop(operation.client, [])
+    results.append(RememberedResult(operation.sequence, digest, result))
+    results.sort(key=lambda x: x.sequence)
+    del results[:-RESULTS_KEPT]
+    image.requests[operation.client] = results
+    while len(image.requests) > CLIENTS_MAX:
+        del image.requests[next(iter(image.requests))]

@@ -1,17 +1,13 @@
-"""Lineage of an epoch: the complete epochs before it in its history.
+"""Lineage of an epoch, the complete epochs before it in its history; and restores, which return the fleet to an earlier epoch.
 
 The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the line of that plan (0: the
 initial states). It may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
 
-A void epoch is in no history any more: all epochs that followed it are void, too.
+A *void* epoch was complete, but the fleet was restored to an earlier one. It is never a line again: otherwise the next failure would undo the
+restore. It is in no history any more: all epochs that followed it are above the same target, so they are void, too.
 
 Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below it the known
 predecessor may be a wrong one, unless no epoch of the plan is forgotten.
-
-Restores: which epochs the fleet may return to, and which epochs become void.
-
-A *void* epoch was complete, but the fleet was restored to an earlier one. It is never a line again: otherwise the next failure would undo the
-restore. All epochs that followed it are above the same target, so they are void, too.
 """
 
 import msgspec

@@ -1,15 +1,13 @@
-"""First operations of a log: the fleet's definition and its initial agents. Also the rules for names of agents created later.
+"""Rules of the operations on the definition, single hosts, processes' deaths, ends of epochs, and users. `fleet_state.py` applies them.
 
-A definition comes in several operations, each of which may be repeated: a repetition changes nothing, and the definition of another
-fleet is refused.
+*Definition.* The first operations of a log hold the fleet's definition and its initial agents. They come in several operations, each of
+which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names hold for agents
+created later, too.
 
-Operations on single hosts: forget a host, drain it, open its log.
-
-Counts of turns during which processes died, so that a message that kills its process is not delivered forever.
-
-While a turn runs, its host keeps a mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's
-next process or the launcher reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds
-its limit gets no turn and becomes a dead letter. A run of a host is counted once, even if several processes report it.
+*Deaths* during turns are counted, so that a message that kills its process is not delivered forever. While a turn runs, its host keeps a
+mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's next process or the launcher
+reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds its limit gets no turn and
+becomes a dead letter. A run of a host is counted once, even if several processes report it.
 
 The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
 between turns: the new process may run other code.
@@ -17,12 +15,11 @@ between turns: the new process may run other code.
 If several turns were running, all of them are counted. But if one that ran on the event loop was counted before, only such turns are:
 turns in threads last long and were probably not the cause.
 
-Records of an epoch's end: its outcome, for hosts that repeat a report, and its figures, for operators.
+*Ends of epochs* have an outcome, for hosts that repeat a report, and figures, for operators.
 
-Users' tokens, and the audit log of calls by operators and admins: rules of the replicated state.
-
-A token is known by its digest alone (`security/tokens.py`). A call that changes the fleet is recorded with its token's digest, and is
-refused here if the token is no longer valid. So a revoked token is useless on every replica from the log entry that revokes it.
+*Users.* A token is known by its digest alone (`security/tokens.py`). A call of an operator or admin that changes the fleet is recorded with
+its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is useless on every replica from
+the log entry that revokes it.
 
 Both tables are bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Admitted and refused calls
 are kept in separate tables, so that a user without rights cannot evict the records of others. Calls are numbered without gaps, so dropped

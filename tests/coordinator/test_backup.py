@@ -517,7 +517,7 @@ async def test_a_replica_restored_from_something_else_is_found_out(tmp_path: Pat
         reasons.append(reason)
         raise EndedError(reason)
 
-    durability.install(end)
+    durability.set_fail_stop_hook(end)
     cluster = await three_from(tmp_path, register_of(7), register_of(7), register_of(8))
     try:
         async with asyncio.timeout(20.0):
@@ -527,4 +527,4 @@ async def test_a_replica_restored_from_something_else_is_found_out(tmp_path: Pat
     finally:
         for name in cluster.names:
             await cluster.stop_one(name)
-        durability.install(None)
+        durability.set_fail_stop_hook(None)

@@ -276,7 +276,7 @@ class World:
             setattr(library, name, value)
         failpoints.install(self.point)
         new_log_id, journal.new_log_id = journal.new_log_id, lambda: f"{self.random.getrandbits(64):016x}"
-        durability.install(self._fail_stop)
+        durability.set_fail_stop_hook(self._fail_stop)
         library.logger.disabled = True
         ours = logging.getLogger("snapline.coordinator.raft")
         level = ours.level
@@ -286,7 +286,7 @@ class World:
         finally:
             ours.setLevel(level)
             library.logger.disabled = False
-            durability.install(None)
+            durability.set_fail_stop_hook(None)
             failpoints.install(None)
             journal.new_log_id = new_log_id
             library_pickle.load, library_pickle.loads = pickles

@@ -348,9 +348,9 @@ def ended() -> Any:
         reasons.append(reason)
         raise EndedError(reason)
 
-    durability.install(hook)
+    durability.set_fail_stop_hook(hook)
     yield reasons
-    durability.install(None)
+    durability.set_fail_stop_hook(None)
 
 
 async def test_some_failing_ticks_are_survived_and_many_in_a_row_are_not(driven: Driven, ended: list[str]) -> None:

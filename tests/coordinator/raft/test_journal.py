@@ -252,12 +252,12 @@ def test_fail_stop_ends_the_process_even_if_the_hook_returns(monkeypatch: pytest
         raise Exited(code)
 
     monkeypatch.setattr(os, "_exit", exit_now)
-    durability.install(lambda reason: None)  # type: ignore[arg-type,return-value]  # wrong on purpose
+    durability.set_fail_stop_hook(lambda reason: None)  # type: ignore[arg-type,return-value]  # wrong on purpose
     try:
         with pytest.raises(Exited, match=str(durability.FAIL_STOP_EXIT_CODE)):
             durability.fail_stop("a reason")
     finally:
-        durability.install(None)
+        durability.set_fail_stop_hook(None)
 
 
 # ---- damage, and files of others --------------------------------------------------------------------------------------

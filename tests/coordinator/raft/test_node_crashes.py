@@ -193,11 +193,11 @@ def words_of(log: list[Entry] | tuple[Entry, ...]) -> list[bytes]:
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    durability.install(stop)
+    durability.set_fail_stop_hook(stop)
     try:
         yield
     finally:
-        durability.install(None)
+        durability.set_fail_stop_hook(None)
 
 
 def record() -> Recording:
