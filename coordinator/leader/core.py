@@ -84,6 +84,7 @@ from snapline.coordinator.leader.events import (
     TimerFired,
 )
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
+from snapline.coordinator.leader.host_requests import Requests
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.host_removal import HostRemoval
@@ -117,7 +118,6 @@ from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.leader.recovery_queries import RecoveryQueries
-from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
