@@ -8,7 +8,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.view.facts import COURSE_MAX, FleetFacts, Heard, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
-from snapline.view.partials import ViewerState
+from snapline.view.page_streams import ViewerState
 from snapline.view.watch import FleetWatch
 
 ALL = AgentSearch()

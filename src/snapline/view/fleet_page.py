@@ -21,7 +21,7 @@ from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
 from snapline.view.formatting import NOTHING, TONES, Tone, count, pill, plural, rate, seconds, size, tone_of, worst
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
-from snapline.view.partials import Partial
+from snapline.view.page_streams import Partial
 
 HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 

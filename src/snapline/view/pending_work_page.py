@@ -28,8 +28,7 @@ from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.formatting import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import Targets, leaf, section, table, tree
-from snapline.view.partials import Partial
-from snapline.view.streams import PERIOD_S, notices
+from snapline.view.page_streams import RENDER_PERIOD_S, Partial, notices
 from snapline.view.watch import FleetWatch
 
 LEDGER_RECORDS_MAX = 20_000
@@ -417,7 +416,7 @@ class PendingWorkReader:
     async def facts(self) -> WaitingFacts:
         """Return facts not older than a period of the streams. SnaplineError."""
         async with self._asking:
-            if time.monotonic() - self._asked_s >= PERIOD_S:
+            if time.monotonic() - self._asked_s >= RENDER_PERIOD_S:
                 self._facts = await self._ask()
                 self._asked_s = time.monotonic()
         return self._facts

@@ -28,8 +28,7 @@ from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 from snapline.view.formatting import count, plural
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, leaf, section, tree
-from snapline.view.partials import Partial
-from snapline.view.streams import notices
+from snapline.view.page_streams import Partial, notices
 
 PAGE = "/space-time"
 

@@ -35,7 +35,7 @@ from snapline.view.cut_page import CutFacts
 from snapline.view.facts import ViewCalls
 from snapline.view.markup import Markup
 from snapline.view.page_elements import Targets
-from snapline.view.partials import Partial
+from snapline.view.page_streams import RENDER_PERIOD_S, Partial, Streams
 from snapline.view.space_time_page import (
     Source,
     SpaceFacts,
@@ -45,7 +45,6 @@ from snapline.view.space_time_page import (
     space_pieces,
     space_results,
 )
-from snapline.view.streams import PERIOD_S, Streams
 
 KEPT_S = 20.0
 """Time for which events are kept."""
@@ -97,7 +96,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 class LiveEvents:
     """Live events of one fleet. Use it from one event loop."""
 
-    def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S, first_s: float = FIRST_S) -> None:
+    def __init__(self, calls: ViewCalls, period_s: float = RENDER_PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
         self._period_s = period_s
         self._first_s = first_s

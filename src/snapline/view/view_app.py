@@ -43,11 +43,10 @@ from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body, coord
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.markup import Markup, join, tag
 from snapline.view.page_elements import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, Targets, page, shown_epochs
-from snapline.view.partials import Partial, ViewerState
+from snapline.view.page_streams import Partial, Streams, ViewerState, event
 from snapline.view.pending_work_page import PendingWorkReader, pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_result, recovery_body
 from snapline.view.space_time_requests import LiveEvents, SpaceTimePages
-from snapline.view.streams import Streams, event
 from snapline.view.watch import FleetWatch
 
 if TYPE_CHECKING:

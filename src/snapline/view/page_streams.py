@@ -1,16 +1,50 @@
-"""Streams of changes of a page that is rendered every few seconds, for a bounded number of viewers."""
+"""Streams of changes of a page that is rendered every few seconds, for a bounded number of viewers.
+
+Parts of a page that change while it is viewed, and the changes to be sent to each viewer.
+"""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
+import msgspec
 from starlette.responses import StreamingResponse
 
 from snapline.errors import SnaplineError
 from snapline.view.auth import HEADERS
 from snapline.view.markup import Markup, tag
 from snapline.view.page_elements import trouble
-from snapline.view.partials import Partial, ViewerState
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """An element of a page, found by its id.
+
+    Attributes:
+        html: the element itself.
+        key: the element is sent again when this changes; "": its HTML. For an element with pieces of its own: all other content.
+    """
+
+    id: str
+    html: Markup
+    key: str = ""
+
+
+class ViewerState:
+    """State of one viewer: the pieces that it has."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, str] = {}
+
+    def changes(self, pieces: Iterable[Partial]) -> list[tuple[str, Markup]]:
+        """Return the elements to replace, outer elements before inner ones."""
+        changed = []
+        for piece in pieces:
+            key = piece.key or piece.html
+            if self._keys.get(piece.id) != key:
+                self._keys[piece.id] = key
+                changed.append((piece.id, piece.html))
+        return changed
+
 
 RENDER_PERIOD_S = 2.0
 """Time between two renderings."""
