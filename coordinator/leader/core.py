@@ -45,7 +45,6 @@ from functools import partial
 
 import msgspec
 
-from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
@@ -85,7 +84,7 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
 from snapline.coordinator.leader.host_requests import Requests
-from snapline.coordinator.leader.hosts.admission import Admission
+from snapline.coordinator.leader.hosts.admission import Admission, Definition
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.host_removal import HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
