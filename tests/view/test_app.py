@@ -12,8 +12,8 @@ from tests.view.simulated import SimulatedFleet
 from snapline.errors import CoordinatorUnavailableError
 from snapline.gateway.browser_headers import is_this_machine
 from snapline.view import view_app as app_module
-from snapline.view.auth import COOKIE, SESSION_S, SESSIONS_MAX, Sessions
 from snapline.view.fleet_page import AgentSearch
+from snapline.view.sign_in import COOKIE, SESSION_S, SESSIONS_MAX, Sessions
 from snapline.view.view_app import STATIC, View
 from snapline.view.watch import FleetWatch
 

@@ -23,7 +23,6 @@ from snapline.gateway.browser_headers import has_no_site_header, is_from_other_s
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.facts import ENDED, FleetFacts, HostFacts
 from snapline.view.formatting import count, pill, size
 from snapline.view.markup import Child, Markup, join, tag
@@ -39,6 +38,7 @@ from snapline.view.operator_actions import (
     others_for_agents,
 )
 from snapline.view.page_elements import section, table
+from snapline.view.sign_in import HEADERS, Sessions, form_of
 from snapline.view.watch import FleetWatch
 
 ROWS_MAX = 100

@@ -11,9 +11,9 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from snapline.errors import SnaplineError
-from snapline.view.auth import HEADERS
 from snapline.view.markup import Markup, tag
 from snapline.view.page_elements import trouble
+from snapline.view.sign_in import HEADERS
 
 
 class Partial(msgspec.Struct, frozen=True):

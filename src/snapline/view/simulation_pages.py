@@ -25,10 +25,10 @@ from starlette.responses import HTMLResponse, Response
 
 from snapline.errors import NotFoundError
 from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_words
-from snapline.view.auth import HEADERS
 from snapline.view.formatting import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import section, table
+from snapline.view.sign_in import HEADERS
 from snapline.view.sim_reports import SHRUNK, FoundReports, FoundRun, FoundSweep, SimReports, SweepFound
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.views import RecentTrace
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
-from snapline.view.auth import HEADERS
 from snapline.view.cut_page import CutFacts
 from snapline.view.facts import ViewCalls
 from snapline.view.markup import Markup
 from snapline.view.page_elements import Targets
 from snapline.view.page_streams import RENDER_PERIOD_S, Partial, Streams
+from snapline.view.sign_in import HEADERS
 from snapline.view.space_time_page import (
     Source,
     SpaceFacts,

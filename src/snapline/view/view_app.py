@@ -35,7 +35,6 @@ from snapline.gateway.http_server import serve_app
 from snapline.messages.views import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
-from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.cut_page import CutFacts, CutSearch, cut_body, cut_of, cut_results
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
@@ -46,6 +45,7 @@ from snapline.view.page_elements import ACT, SCREENS, SIMULATION, SPACE_TIME, Pa
 from snapline.view.page_streams import Partial, Streams, ViewerState, event
 from snapline.view.pending_work_page import PendingWorkReader, pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_result, recovery_body
+from snapline.view.sign_in import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.space_time_requests import LiveEvents, SpaceTimePages
 from snapline.view.watch import FleetWatch
 
