@@ -26,8 +26,7 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet
-from snapline.sim.world.clocks import START_OF_TIME_NS
-from snapline.sim.world.waiting import sleep
+from snapline.sim.world.kernel import START_OF_TIME_NS, sleep
 
 EFFECTS = ("keyed", "unkeyed", "probed", "once")
 TASKS = (*EFFECTS, "step", "wait", "call", "emit")

@@ -11,7 +11,7 @@ from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import Parcel, Plan, shares
 from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
-from snapline.sim.world.clocks import START_OF_TIME_NS
+from snapline.sim.world.kernel import START_OF_TIME_NS
 
 ASKS = 0.02
 """Probability that a token makes its receiver request a rollback."""

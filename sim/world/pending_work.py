@@ -6,8 +6,8 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
-from snapline.sim.world.clocks import START_OF_TIME_NS
 from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.kernel import START_OF_TIME_NS
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState

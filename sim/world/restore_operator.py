@@ -12,10 +12,9 @@ from snapline.coordinator.leader import events as le
 from snapline.coordinator.service.restore_requests import AnswerT
 from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import RestoreReply
-from snapline.sim.world.kernel import Kernel
+from snapline.sim.world.kernel import Future, Kernel, VirtualLoop, drive, settle
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader
-from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
 from snapline.sim.world.world_state import WorldState
 
 AGAIN_NS = 400_000_000
@@ -26,7 +25,7 @@ ASKED_MAX = 8
 HELPS_NS = 700_000_000
 """Time between two checks for refused rollbacks: long enough for a restore."""
 
-LOOK_NS, LOOKS_MAX = 10_000_000, 200
+CALL_WAIT_NS, CALL_WAITS_MAX = 10_000_000, 200
 """Period and number of waits for an effect's call: half of the restores happen during one, if one comes soon."""
 
 READ_S = 0.002
@@ -100,8 +99,8 @@ class RestoreOperator:
         return self._shared.choices.pick("operator", (what, time), n)
 
     def _come(self, time: int, looks: int = 0) -> None:
-        if looks < LOOKS_MAX and self._pick("amid", time, 2) == 1 and not self._is_calling():
-            later_ns = self._shared.kernel.now_ns + LOOK_NS
+        if looks < CALL_WAITS_MAX and self._pick("amid", time, 2) == 1 and not self._is_calling():
+            later_ns = self._shared.kernel.now_ns + CALL_WAIT_NS
             self._shared.call_at(later_ns, lambda: self._come(time, looks + 1))
             return
         complete = self._log.canonical.complete_epochs()

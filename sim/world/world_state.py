@@ -9,9 +9,8 @@ from snapline.sim.oracles.retention import ExpectedRetention
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
-from snapline.sim.world.clocks import Clocks
 from snapline.sim.world.counters import RunCounters
-from snapline.sim.world.kernel import Journal, Kernel, NotSimulatedError
+from snapline.sim.world.kernel import Clocks, Journal, Kernel, NotSimulatedError
 from snapline.sim.world.network import Network
 from snapline.sim.world.output_injector import OutputInjector
 from snapline.sim.world.points import Points

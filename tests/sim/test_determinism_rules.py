@@ -61,7 +61,7 @@ HARMLESS = {("os", "strerror"), ("random", "Random")}
 FUTURES = {("asyncio", "Future"), ("asyncio", "events"), ("asyncio", "sleep")}
 """What stubs await: futures, and a loop of their own for `asyncio.sleep`, in virtual time."""
 
-WAITING = "sim/world/waiting.py"
+WAITING = "sim/world/kernel.py"
 """The one place of that loop."""
 
 TIMERS = {("time", "process_time"), ("time", "perf_counter")}
