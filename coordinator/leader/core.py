@@ -85,8 +85,7 @@ from snapline.coordinator.leader.events import (
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
 from snapline.coordinator.leader.host_requests import Requests
 from snapline.coordinator.leader.hosts.admission import Admission, Definition
-from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
-from snapline.coordinator.leader.hosts.host_removal import HostRemoval
+from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import Partitions

@@ -7,7 +7,7 @@ from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.leader.hosts.admission import Admission
-from snapline.coordinator.leader.hosts.host_removal import HostRemoval
+from snapline.coordinator.leader.hosts.failure_detector import HostRemoval
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
