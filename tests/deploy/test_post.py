@@ -13,9 +13,15 @@ import pytest
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.process_checks import SLEEP, program
 from snapline.deploy.launch_agent import LaunchAgent, runtime_folder
-from snapline.deploy.launch_agent_client import LaunchAgentClient, LaunchAgentGoneError, ReplacedError
-from snapline.deploy.launch_agent_connection import LaunchAgentConnection, LaunchAgentMissingError
-from snapline.deploy.launch_agent_messages import LaunchAgentReply, LaunchAgentRequest
+from snapline.deploy.launch_agent_client import (
+    LaunchAgentClient,
+    LaunchAgentConnection,
+    LaunchAgentGoneError,
+    LaunchAgentMissingError,
+    LaunchAgentReply,
+    LaunchAgentRequest,
+    ReplacedError,
+)
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.errors import ExternalFailureError, UsageError
 

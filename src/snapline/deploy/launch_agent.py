@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
-from snapline.deploy.launch_agent_messages import (
+from snapline.deploy.launch_agent_client import (
     LINE_BYTES_MAX,
     LaunchAgentGreeting,
     LaunchAgentReply,

@@ -2,19 +2,240 @@
 
 A broken connection proves nothing about the processes, so the client reconnects and repeats its requests. All requests to a launch agent may be
 repeated. Waiting for an exit lasts until the launch agent reports it, or until dialling shows that the launch agent is gone permanently.
+
+A launcher's side of one connection to a launch agent, over the standard streams of a program such as `ssh`.
+
+Messages between a launcher and a launch agent: one line of JSON each. The launch agent's first line is a greeting.
+
+A login shell may print anything before the greeting, so the launcher skips lines that are no greeting.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Self
 
 import msgspec
 
-from snapline.deploy.launch_agent_connection import ConnectionLostError, LaunchAgentConnection
-from snapline.deploy.launch_agent_messages import LaunchAgentReply, LaunchAgentRequest, Word
+import snapline
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
+
+GREETING_LINES_MAX = 200
+"""Largest number of lines that a login may print before the greeting; a message of the day is shorter."""
+
+LINE_BYTES_MAX = 4 << 20
+"""Largest size of one request or answer; the largest holds a command line and some certificates."""
+
+Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
+
+Fault = Literal["", "unheld", "replaced", "failed"]
+"""Fault of a request. `unheld`: no launcher holds this launch agent, such as after its restart; `replaced`: another launcher took it over."""
+
+
+class LaunchAgentGreeting(msgspec.Struct, frozen=True):
+    """The first line that a launch agent sends.
+
+    Attributes:
+        snapline: version of snapline.
+        address: the machine's address under which the caller reached it; empty if unknown there.
+    """
+
+    snapline: str
+    address: str
+
+
+class LaunchAgentRequest(msgspec.Struct, frozen=True):
+    """A launcher's request to a launch agent.
+
+    Attributes:
+        holder: id of the launcher that sends it.
+        word: the command.
+        id: number of the request on this connection.
+        name, address: name and address of a coordinator that needs a port there.
+        spec: the process to start.
+        handle: the process that the command is for.
+        files: certificates and keys: file name → content.
+        shutdown: command that runs before the process is ended because the place's time is up.
+        grace_s: for `stop`: time between SIGTERM and SIGKILL.
+    """
+
+    holder: str
+    word: Word
+    id: int = 0
+    name: str = ""
+    address: str = ""
+    spec: ProcessSpec | None = None
+    handle: Handle | None = None
+    files: dict[str, bytes] = {}
+    shutdown: tuple[str, ...] = msgspec.field(default=(), name="farewell")
+    grace_s: float = 0.0
+
+
+class LaunchAgentReply(msgspec.Struct, frozen=True):
+    """Result of the request of this id."""
+
+    id: int
+    fault: Fault = ""
+    reason: str = ""
+    handle: Handle | None = None
+    exit: Exit | None = None
+    port: int = 0
+
+
+def encode_line(said: msgspec.Struct) -> bytes:
+    """Encode a message as one line."""
+    return msgspec.json.encode(said) + b"\n"
+
+
+STDERR_BYTES_MAX = 4096
+"""Size of the end of the program's stderr that is kept to explain its exit."""
+
+END_S = 5.0
+"""Time limit for the program to end once its input is closed; after that it is killed."""
+
+
+class ConnectionLostError(ExternalFailureError):
+    """The connection is gone; the request may have been carried out."""
+
+
+class LaunchAgentMissingError(ExternalFailureError):
+    """The program ended before a launch agent answered.
+
+    Attributes:
+        code: the program's exit code.
+        said: the end of its stderr.
+    """
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(said or f"exit code {code}")
+        self.code = code
+        self.said = said
+
+
+class LaunchAgentConnection:
+    """One connection to a launch agent.
+
+    Attributes:
+        greeting: the launch agent's first message.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.greeting = LaunchAgentGreeting("", "")
+        self._process = process
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[LaunchAgentReply]] = {}
+        self._stderr_tail = b""
+        self._errors = asyncio.create_task(self._keep_errors())
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, command: Sequence[str]) -> Self:
+        """Run the program, and wait for the launch agent's greeting.
+
+        Raises:
+            LaunchAgentMissingError: the program ended without a greeting.
+            ExternalFailureError: the program cannot be run, or the launch agent has another version of snapline.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=LINE_BYTES_MAX,
+                start_new_session=True,  # a Ctrl-C at the terminal must reach the launcher only
+            )
+        except OSError as error:
+            raise ExternalFailureError(f"{command[0]} cannot be run: {error.strerror}") from error
+        connection = cls(process)
+        try:
+            await connection._greet()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def call(self, request: LaunchAgentRequest) -> LaunchAgentReply:
+        """Send the request, and wait for the answer.
+
+        Raises:
+            ConnectionLostError: the connection is gone.
+        """
+        if self._reading is None or self._reading.done():
+            raise ConnectionLostError("the connection is closed")
+        number = next(self._ids)
+        future: asyncio.Future[LaunchAgentReply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        assert self._process.stdin is not None
+        try:
+            with contextlib.suppress(OSError):  # the reading task reports the end
+                self._process.stdin.write(encode_line(msgspec.structs.replace(request, id=number)))
+                await self._process.stdin.drain()
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """End the program."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+        await self._errors
+
+    async def _greet(self) -> None:
+        assert self._process.stdout is not None
+        for _ in range(GREETING_LINES_MAX):
+            line = await self._next_line()
+            if not line:
+                break
+            with contextlib.suppress(msgspec.MsgspecError):
+                self.greeting = msgspec.json.decode(line, type=LaunchAgentGreeting)
+                if self.greeting.snapline != snapline.__version__:
+                    raise ExternalFailureError(
+                        f"snapline {self.greeting.snapline} is installed there, and {snapline.__version__} here: "
+                        "install the same on both"
+                    )
+                self._reading = asyncio.create_task(self._read())
+                return
+        self._process.stdin.close() if self._process.stdin else None
+        code = await self._process.wait()
+        await self._errors
+        raise LaunchAgentMissingError(code, self._stderr_tail.decode(errors="replace").strip())
+
+    async def _next_line(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            return await self._process.stdout.readline()
+        except (OSError, ValueError):
+            return b""
+
+    async def _read(self) -> None:
+        while line := await self._next_line():
+            with contextlib.suppress(msgspec.MsgspecError):
+                answer = msgspec.json.decode(line, type=LaunchAgentReply)
+                future = self._waiting.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError("the connection is closed"))
+
+    async def _keep_errors(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(STDERR_BYTES_MAX):
+            self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES_MAX:]
+
 
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
 """Pause between two attempts to reconnect to a launch agent; doubled each time, up to the maximum."""

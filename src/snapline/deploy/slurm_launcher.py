@@ -21,8 +21,13 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER
-from snapline.deploy.launch_agent_client import Dial, LaunchAgentClient, LaunchAgentGoneError
-from snapline.deploy.launch_agent_connection import LaunchAgentConnection, LaunchAgentMissingError
+from snapline.deploy.launch_agent_client import (
+    Dial,
+    LaunchAgentClient,
+    LaunchAgentConnection,
+    LaunchAgentGoneError,
+    LaunchAgentMissingError,
+)
 from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
 from snapline.deploy.plan import NODE, check_exposure
 from snapline.deploy.slurm import Element, Slurm, split_name

@@ -18,8 +18,12 @@ from typing import TypeVar
 import msgspec
 
 from snapline.deploy.launch_agent import NOT_RUNNING
-from snapline.deploy.launch_agent_client import LaunchAgentClient, LaunchAgentGoneError
-from snapline.deploy.launch_agent_connection import LaunchAgentConnection, LaunchAgentMissingError
+from snapline.deploy.launch_agent_client import (
+    LaunchAgentClient,
+    LaunchAgentConnection,
+    LaunchAgentGoneError,
+    LaunchAgentMissingError,
+)
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
