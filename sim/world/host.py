@@ -34,9 +34,8 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     HangingCall,
 )
+from snapline.sim.world.host_streams import ReplicaSession, SimSession, SimTransport
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
-from snapline.sim.world.links import SimTransport
-from snapline.sim.world.session import ReplicaSession, SimSession
 from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handler_error, may_wait
 from snapline.sim.world.workers import Workers
 from snapline.sim.world.world_observer import WorldObserver

@@ -9,9 +9,9 @@ from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.sim.faults.executor import HangingCall
 from snapline.sim.workloads.failing import ProcessKilled
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
+from snapline.sim.world.host_streams import ReplicaSession
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.recording import HostSpan
-from snapline.sim.world.session import ReplicaSession
 from snapline.sim.world.steps import Steps, StubServices
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState

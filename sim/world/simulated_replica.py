@@ -22,7 +22,7 @@ from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_SENDING
 from snapline.sim.oracles.survivors import Freezes
-from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.host_streams import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
 from snapline.sim.world.replicated_log import SimulatedLog

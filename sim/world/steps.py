@@ -29,7 +29,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.result import ExecutedFault
-from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.host_streams import HostRun
 from snapline.sim.world.kernel import NotSimulatedError, VirtualLoop, Wait, drive
 from snapline.sim.world.world_state import WorldState
 

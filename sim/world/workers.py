@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from snapline.sim.faults.executor import HangingCall
-from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.host_streams import HostRun
 from snapline.storage.store.store import Store
 
 
