@@ -88,8 +88,7 @@ from snapline.coordinator.leader.hosts.admission import Admission, Definition
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
-from snapline.coordinator.leader.hosts.partitions import Partitions
-from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
+from snapline.coordinator.leader.hosts.partitions import Partitions, StandbyHosts
 from snapline.coordinator.leader.leader_concerns import (
     Concerns,
     MissingHosts,

@@ -10,8 +10,7 @@ from snapline.coordinator.leader import fleet_end as stop_question
 from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
-from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running
-from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
+from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running, StandbyHosts
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans

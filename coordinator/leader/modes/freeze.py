@@ -18,7 +18,7 @@ agents that stay frozen until then lose nothing.
 import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
-from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
+from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, ThawAgents
 

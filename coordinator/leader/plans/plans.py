@@ -32,7 +32,7 @@ import msgspec
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
-from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
+from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import LossReport
