@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.deploy.slurm import Element, Slurm, parse_elements, split_name
-from snapline.deploy.slurm_launcher import SlurmLauncher
+from snapline.deploy.slurm_launcher import Element, Slurm, SlurmLauncher, parse_elements, split_name
 from snapline.errors import ExternalFailureError, UsageError
 
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,12}", fullmatch=True) | st.integers(0, 2000).map(lambda n: f"h{n}")

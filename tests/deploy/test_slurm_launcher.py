@@ -17,7 +17,7 @@ from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.local_slurm import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
 from snapline.deploy.launching import Handle
 from snapline.deploy.running_fleet import LaunchedFleet
-from snapline.deploy.slurm import Slurm
+from snapline.deploy.slurm_launcher import Slurm
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
