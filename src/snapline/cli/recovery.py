@@ -11,7 +11,6 @@ from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import UsageError
 from snapline.ids import check_failed
-from snapline.view.formatting import named
 
 ROWS_MAX = 20
 """Largest number of rows in a table; a fleet may have thousands of agents."""
@@ -155,6 +154,8 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     for row in recoveries:
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
+            from snapline.view.formatting import named  # it imports msgspec
+
             tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} void")
     for row in rows_of(result, "condemned_epochs"):
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")

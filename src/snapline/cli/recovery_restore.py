@@ -9,7 +9,6 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.errors import UsageError
-from snapline.view.formatting import named, undone_in_fleet, undone_outside_fleet
 
 ROWS_MAX = 20
 """Largest number of rows shown, as in `recovery line`."""
@@ -64,6 +63,7 @@ def _show_preview(result: Document, tables: DocumentTables) -> None:
     import msgspec
 
     from snapline.messages.answers import RestorePreview
+    from snapline.view.formatting import undone_in_fleet, undone_outside_fleet
 
     preview = msgspec.convert(result, RestorePreview)
     for line in undone_in_fleet(preview):
@@ -93,6 +93,8 @@ def _missing(row: Document) -> str:
 
 
 def _show_done(result: Document, tables: DocumentTables) -> None:
+    from snapline.view.formatting import named
+
     void = _list(result, "void_epochs")
     more = f"; {named('epoch', void)} void" if void else ""
     tables.line(f"the fleet goes back to epoch {result.get('epoch')} by plan {result.get('plan')}{more}")

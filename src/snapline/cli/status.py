@@ -40,15 +40,15 @@ def _losses(result: Document) -> Document:
     """Return the work at risk, recovery times and interval cost, each in one line."""
     import msgspec
 
-    from snapline.view import formatting
     from snapline.view.facts import FleetFacts
+    from snapline.view.formatting import describe_interval, describe_recoveries, describe_work_at_risk
 
     facts = msgspec.convert({"fleet": "", **result}, FleetFacts)
     return {
         "loss": "",
-        "at_risk": formatting.at_risk(facts),
-        "recoveries": formatting.recoveries(facts.loss),
-        "interval": formatting.interval(facts.interval),
+        "at_risk": describe_work_at_risk(facts),
+        "recoveries": describe_recoveries(facts.loss),
+        "interval": describe_interval(facts.interval),
     }
 
 

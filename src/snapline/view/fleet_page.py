@@ -16,9 +16,23 @@ from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.status import AskedReplica, ReplicaStatus
 from snapline.messages.views import AgentState
-from snapline.view import formatting
 from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
-from snapline.view.formatting import NOTHING, TONES, Tone, count, pill, plural, rate, seconds, size, tone_of, worst
+from snapline.view.formatting import (
+    NOTHING,
+    TONES,
+    Tone,
+    count,
+    describe_interval,
+    describe_recoveries,
+    describe_work_at_risk,
+    pill,
+    plural,
+    rate,
+    seconds,
+    size,
+    tone_of,
+    worst,
+)
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
 from snapline.view.page_streams import Partial
@@ -289,13 +303,13 @@ def _figures(standing: Heard) -> Markup:
         _figure(
             "Last complete epoch",
             count(facts.last_complete_epoch or None),
-            f"{epochs}; {formatting.interval(facts.interval)}",
+            f"{epochs}; {describe_interval(facts.interval)}",
             is_broad=True,
         ),
         _figure(
             "Work at risk",
-            formatting.at_risk(facts),
-            f"recoveries: {formatting.recoveries(facts.loss)}",
+            describe_work_at_risk(facts),
+            f"recoveries: {describe_recoveries(facts.loss)}",
             tone=worst([tone_of("concern", kind) for kind in facts.loss.missed]),
         ),
         _figure(

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from snapline.messages.concerns import URGENT
-from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
 from snapline.view.markup import Markup, tag
 
 if TYPE_CHECKING:
     from snapline.messages.answers import RestorePreview, TopicUndone
+    from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
 
 
 _BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -123,7 +123,7 @@ RECOVERIES_SHOWN = 3
 COORDINATED = "coordinated"
 
 
-def at_risk(facts: FleetFacts) -> str:
+def describe_work_at_risk(facts: "FleetFacts") -> str:
     """Return the loss as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
     at_risk_s, most = facts.loss.at_risk_s, "" if facts.mode in (COORDINATED, "") else "at most "
     text = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
@@ -137,7 +137,7 @@ def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
     return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
-def recoveries(loss: LossFacts) -> str:
+def describe_recoveries(loss: "LossFacts") -> str:
     """Return how long the last ones took, the newest first, and how many failures there were in how long."""
     failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
     promised = _promised("RTO", loss.rto_s, loss.missed)
@@ -147,13 +147,13 @@ def recoveries(loss: LossFacts) -> str:
     return f"{', '.join(shown)}; {failures}{promised}"
 
 
-def _took(loss: LossFacts, place: int) -> str:
+def _took(loss: "LossFacts", place: int) -> str:
     recovery = loss.recoveries[-place]
     undid = "" if recovery.lost_s is None else f", which undid {seconds(recovery.lost_s)}"
     return f"{seconds(recovery.took_s)} (plan {recovery.plan}{undid})"
 
 
-def interval(facts: IntervalFacts) -> str:
+def describe_interval(facts: "IntervalFacts") -> str:
     """Return how often, how long an epoch takes, and what it costs agents and store."""
     every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
     phrases = [f"{every}, {facts.policy}" if facts.policy else every]

@@ -29,9 +29,17 @@ from snapline.messages.status import SnapshotOutcome
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
-from snapline.view import formatting
 from snapline.view.facts import FleetFacts, HostFacts
-from snapline.view.formatting import named, plural, seconds, size, undone_in_fleet, undone_outside_fleet
+from snapline.view.formatting import (
+    describe_interval,
+    describe_work_at_risk,
+    named,
+    plural,
+    seconds,
+    size,
+    undone_in_fleet,
+    undone_outside_fleet,
+)
 from snapline.view.markup import Markup
 from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
@@ -196,7 +204,7 @@ class FleetActions:
         alive = [host for host in facts.hosts if host.state == "alive"]
         effects = [
             f"A snapshot of {plural(facts.agents, 'agent')} on {plural(len(alive), 'host')} is taken now. They go on meanwhile.",
-            f"So far: {formatting.interval(facts.interval)}.",
+            f"So far: {describe_interval(facts.interval)}.",
             "Like any other it stays as long as the coordinator's retention says; a tag or a pin keeps it.",
         ]
         if facts.last_complete_epoch:
@@ -279,7 +287,7 @@ class FleetActions:
         line = msgspec.convert({**document, "failed": (failed,)}, LineFacts)
         effects = (
             f"The process of host {host.host} (start {host.host_start:,}) ends at once, as by a failure. {plural(host.agents, 'agent')} live there.",
-            f"Work at risk in the fleet: {formatting.at_risk(facts)}.",
+            f"Work at risk in the fleet: {describe_work_at_risk(facts)}.",
             "Who keeps the fleet starts a process again. Drain the host before, and nothing goes back.",
         )
 

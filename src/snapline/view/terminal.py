@@ -7,9 +7,19 @@ from rich.table import Table
 from rich.text import Text
 
 from snapline.security.printable import printable
-from snapline.view import formatting
 from snapline.view.facts import FleetFacts, Heard, HostFacts
-from snapline.view.formatting import Tone, count, plural, rate, seconds, size, tone_of
+from snapline.view.formatting import (
+    Tone,
+    count,
+    describe_interval,
+    describe_recoveries,
+    describe_work_at_risk,
+    plural,
+    rate,
+    seconds,
+    size,
+    tone_of,
+)
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
@@ -94,8 +104,8 @@ def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
         ),
         _text(f"turns/s {rate(heard.turns_per_s)} {bars(heard.course)}".rstrip()),
         _text(f"epochs: {epochs}; the last complete one is {count(facts.last_complete_epoch or None)}"),
-        _text(f"interval: {formatting.interval(facts.interval)}"),
-        _text(f"work at risk: {formatting.at_risk(facts)}  recoveries: {formatting.recoveries(facts.loss)}"),
+        _text(f"interval: {describe_interval(facts.interval)}"),
+        _text(f"work at risk: {describe_work_at_risk(facts)}  recoveries: {describe_recoveries(facts.loss)}"),
         last,
     ]
 
