@@ -45,15 +45,20 @@ from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
 from snapline.sim.oracles.cuts import StopOracle
 from snapline.sim.oracles.dead_letters import check_dead_letters
-from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
-from snapline.sim.oracles.lines import LineOracle
+from snapline.sim.oracles.line_oracles import (
+    ExpectedRetention,
+    Frozen,
+    LineOracle,
+    LivePlaces,
+    check_deleted,
+    check_retained,
+    is_covered,
+)
 from snapline.sim.oracles.log_oracles import LogHistory, Outcomes
 from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, ReplayOracle
-from snapline.sim.oracles.retention import ExpectedRetention, check_retained
-from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
 from snapline.storage.outputs.record import Release

@@ -7,7 +7,7 @@ from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, Operation
 from snapline.coordinator.state.operations import decode_operation
 from snapline.messages.status import Standing
 from snapline.protocols.names import is_logged
-from snapline.sim.oracles.survivors import Frozen
+from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_observer import StoreObserver

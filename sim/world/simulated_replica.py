@@ -21,7 +21,7 @@ from snapline.messages.host_messages import AgentsFrozen, Directive, FreezeAgent
 from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_SENDING
-from snapline.sim.oracles.survivors import Freezes
+from snapline.sim.oracles.line_oracles import Freezes
 from snapline.sim.world.host_streams import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream

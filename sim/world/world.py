@@ -24,8 +24,8 @@ from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
 from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
+from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.oracles.outputs import flat
-from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.scenario import Scenario, joining_hosts, reads_outputs
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clients import Clients

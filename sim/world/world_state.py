@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from snapline.sim.choices import Choices, RandomStreams
 from snapline.sim.oracles.judge import Judge, JudgeTerms
-from snapline.sim.oracles.retention import ExpectedRetention
+from snapline.sim.oracles.line_oracles import ExpectedRetention
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload

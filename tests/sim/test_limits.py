@@ -19,7 +19,7 @@ from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.fault_kinds import MOMENTS, CaptureFault, CrashFault, DelayFault, ResetFault
 from snapline.sim.faults.faults import schedule
-from snapline.sim.oracles.retention import ExpectedRetention, wanted_epochs
+from snapline.sim.oracles.line_oracles import ExpectedRetention, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (

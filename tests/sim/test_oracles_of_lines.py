@@ -19,7 +19,7 @@ from snapline.sim.oracles.ground_truth_records import (
     CutPlace,
     CutRecord,
 )
-from snapline.sim.oracles.lines import maximal
+from snapline.sim.oracles.line_oracles import maximal
 from snapline.sim.oracles.useless import check_branch, intervals_of, untracked, useless
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 

@@ -9,8 +9,7 @@ from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, StopEval
 from snapline.sim.mutants import MUTANTS
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import CutPlace, CutRecord
-from snapline.sim.oracles.lines import LineOracle
-from snapline.sim.oracles.survivors import Freezes, Frozen, LivePlaces
+from snapline.sim.oracles.line_oracles import Freezes, Frozen, LineOracle, LivePlaces
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, TriggerPart
 from snapline.sim.search.swarm import draw
