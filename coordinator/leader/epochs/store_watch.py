@@ -10,15 +10,57 @@ on their own, and every heartbeat reports a problem with that.
 
 The store is *degraded* while the breaker is open or a host reports a problem. This only decides when a regular epoch begins: manual
 epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
+
+The periodic trigger: when the next regular epoch is due.
+
+Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
+the store fails or is still storing an epoch, so the interval stretches to a multiple of the period.
 """
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.concerns import Concern
 from snapline.storage.store.breaker import Breaker
+
+
+class Period:
+    """Timer of the periods.
+
+    Attributes:
+        next_ns: time when the next epoch is due; None: not known.
+    """
+
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
+        self.next_ns: int | None = None
+
+    def stop(self) -> None:
+        """Stop, as the fleet does not run; the period restarts when the fleet does."""
+        self.next_ns = None
+
+    def is_over(self) -> bool:
+        """Return whether an epoch is due; true once per period."""
+        now, period_ns = self._shared.now, self._shared.state.image.period_ns
+        if not period_ns:
+            return False
+        if self.next_ns is None:
+            self.next_ns = now + period_ns
+        if now < self.next_ns:
+            return False
+        self.next_ns += period_ns
+        if self.next_ns <= now:
+            self.next_ns = now + period_ns
+        return True
+
+    def first_from(self, time_ns: int) -> int | None:
+        """Return the first due time at or after `time_ns`; None: not known."""
+        period_ns = self._shared.state.image.period_ns
+        if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
+            return self.next_ns
+        return self.next_ns - (self.next_ns - time_ns) // period_ns * period_ns
+
 
 LOOK_NS = SECOND_NS // 10
 """Time between two checks of all heartbeats. Checking on each of thousands of events would be too much work."""
