@@ -4,8 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from snapline.deploy.podman import FLEET_LABEL, FOLDER_LABEL
-from snapline.deploy.podman_launcher import PodmanLauncher
+from snapline.deploy.podman_launcher import FLEET_LABEL, FOLDER_LABEL, PodmanLauncher
 
 FAKE = """
 import json, pathlib, sys
