@@ -13,7 +13,7 @@ from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
 from snapline.sim.search.swarm import draw
-from snapline.sim.world.store_observer import StoreObserver
+from snapline.sim.world.world_observer import StoreObserver
 
 Patch = pytest.MonkeyPatch
 

@@ -23,8 +23,8 @@ from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.host_streams import SimTransport
-from snapline.sim.world.store_observer import read_pack
 from snapline.sim.world.world import World
+from snapline.sim.world.world_observer import read_pack
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.store import Store
 
