@@ -2,8 +2,8 @@
 
 import pytest
 
+from snapline.view.display_text import brief, describe_interval, describe_recoveries, describe_work_at_risk, percent
 from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts, RecoveryFacts
-from snapline.view.formatting import brief, describe_interval, describe_recoveries, describe_work_at_risk, percent
 
 
 def test_work_at_risk() -> None:

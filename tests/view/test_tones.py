@@ -9,10 +9,10 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.messages.concerns import KINDS, URGENT
+from snapline.view.display_text import tone_of, worst
 from snapline.view.epochs_page import epochs_body
 from snapline.view.facts import FleetFacts, Heard
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
-from snapline.view.formatting import tone_of, worst
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 
 

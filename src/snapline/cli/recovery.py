@@ -154,7 +154,7 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     for row in recoveries:
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
-            from snapline.view.formatting import named  # it imports msgspec
+            from snapline.view.display_text import named  # it imports msgspec
 
             tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} void")
     for row in rows_of(result, "condemned_epochs"):

@@ -63,7 +63,7 @@ def _show_preview(result: Document, tables: DocumentTables) -> None:
     import msgspec
 
     from snapline.messages.answers import RestorePreview
-    from snapline.view.formatting import undone_in_fleet, undone_outside_fleet
+    from snapline.view.display_text import undone_in_fleet, undone_outside_fleet
 
     preview = msgspec.convert(result, RestorePreview)
     for line in undone_in_fleet(preview):
@@ -93,7 +93,7 @@ def _missing(row: Document) -> str:
 
 
 def _show_done(result: Document, tables: DocumentTables) -> None:
-    from snapline.view.formatting import named
+    from snapline.view.display_text import named
 
     void = _list(result, "void_epochs")
     more = f"; {named('epoch', void)} void" if void else ""

@@ -40,8 +40,8 @@ def _losses(result: Document) -> Document:
     """Return the work at risk, recovery times and interval cost, each in one line."""
     import msgspec
 
+    from snapline.view.display_text import describe_interval, describe_recoveries, describe_work_at_risk
     from snapline.view.facts import FleetFacts
-    from snapline.view.formatting import describe_interval, describe_recoveries, describe_work_at_risk
 
     facts = msgspec.convert({"fleet": "", **result}, FleetFacts)
     return {

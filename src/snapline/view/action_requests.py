@@ -23,8 +23,8 @@ from snapline.gateway.browser_headers import has_no_site_header, is_from_other_s
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.view.display_text import count, pill, size
 from snapline.view.facts import ENDED, FleetFacts, HostFacts
-from snapline.view.formatting import count, pill, size
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.operator_actions import (
     ActionField,

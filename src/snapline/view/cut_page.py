@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
-from snapline.view.formatting import count, plural, size, tone_of
+from snapline.view.display_text import count, plural, size, tone_of
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import leaf, section, table, tree
 

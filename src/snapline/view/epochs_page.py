@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.diagrams.style import px
-from snapline.view.formatting import NOTHING, age, count, pill, plural, seconds, size
+from snapline.view.display_text import NOTHING, age, count, pill, plural, seconds, size
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, shown_epochs, table
 

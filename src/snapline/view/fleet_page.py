@@ -16,8 +16,7 @@ from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.status import AskedReplica, ReplicaStatus
 from snapline.messages.views import AgentState
-from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
-from snapline.view.formatting import (
+from snapline.view.display_text import (
     NOTHING,
     TONES,
     Tone,
@@ -33,6 +32,7 @@ from snapline.view.formatting import (
     tone_of,
     worst,
 )
+from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
 from snapline.view.page_streams import Partial

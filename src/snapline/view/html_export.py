@@ -50,10 +50,10 @@ from snapline.view.cut_page import (
     cut_body,
     cut_of,
 )
+from snapline.view.display_text import plural, size
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
-from snapline.view.formatting import plural, size
 from snapline.view.markup import Markup, join, tag
 from snapline.view.page_elements import Targets
 from snapline.view.pending_work_page import (

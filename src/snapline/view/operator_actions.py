@@ -29,8 +29,7 @@ from snapline.messages.status import SnapshotOutcome
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
-from snapline.view.facts import FleetFacts, HostFacts
-from snapline.view.formatting import (
+from snapline.view.display_text import (
     describe_interval,
     describe_work_at_risk,
     named,
@@ -40,6 +39,7 @@ from snapline.view.formatting import (
     undone_in_fleet,
     undone_outside_fleet,
 )
+from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.markup import Markup
 from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result

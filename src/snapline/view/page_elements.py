@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from snapline.view.formatting import age, plural
+from snapline.view.display_text import age, plural
 from snapline.view.markup import Child, Markup, join, shown, tag
 
 SCREENS = (

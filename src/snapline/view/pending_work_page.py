@@ -24,8 +24,8 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, Unfini
 from snapline.messages.outputs import Consumer, ReadOutputsReply
 from snapline.messages.views import WaitingAgent, WaitingAgents
 from snapline.storage.outputs.names import parse_cursor
+from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.facts import FleetFacts, ViewCalls
-from snapline.view.formatting import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import Targets, leaf, section, table, tree
 from snapline.view.page_streams import RENDER_PERIOD_S, Partial, notices

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.view.formatting import NOTHING, count, plural, seconds
+from snapline.view.display_text import NOTHING, count, plural, seconds
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, agent_link, section, table
 from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from snapline.errors import NotFoundError, UsageError
-from snapline.view.formatting import size
+from snapline.view.display_text import size
 
 if TYPE_CHECKING:
     from snapline.sim.report.folder import StoredRun

@@ -25,7 +25,7 @@ from snapline.errors import UsageError
 from snapline.ids import HOST_PREFIX
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
-from snapline.view.formatting import count, plural
+from snapline.view.display_text import count, plural
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, leaf, section, tree
 from snapline.view.page_streams import Partial, notices

@@ -16,7 +16,7 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import describe_payload
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
-from snapline.view.formatting import count, plural, size
+from snapline.view.display_text import count, plural, size
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import section, table
 from snapline.view.pending_work_page import (

@@ -7,8 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snapline.security.printable import printable
-from snapline.view.facts import FleetFacts, Heard, HostFacts
-from snapline.view.formatting import (
+from snapline.view.display_text import (
     Tone,
     count,
     describe_interval,
@@ -20,6 +19,7 @@ from snapline.view.formatting import (
     size,
     tone_of,
 )
+from snapline.view.facts import FleetFacts, Heard, HostFacts
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
