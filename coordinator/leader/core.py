@@ -47,10 +47,8 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
-from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
 from snapline.coordinator.leader.epochs.retention import Retention
-from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import Period, StoreCondition, StoreWatch
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.events import (

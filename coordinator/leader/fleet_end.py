@@ -1,28 +1,19 @@
-"""Shutdown of the fleet: the end is proposed until it is in the log, hosts receive Finish, and the run ends once they have left.
+"""End of the fleet, by its stop condition or by a failure, and planned ends of hosts and of this coordinator.
 
-A fleet that stops in an epoch ends when the outputs of that epoch are released.
+*Holds.* Before the fleet or a host ends or agents move, hosts take no client inputs, or begin no effects. Several parts request holds, each
+for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends all holds at the hosts, so those still
+requested are sent again. A host answers when it is calling no effect. An effect with its retries may take long: the leader stops waiting
+after QUIESCE_NS, and `status` names the hosts.
 
-Planned ends: a host that must stop, or this coordinator, waits for a snapshot of the work done until then.
+*Planned ends.* A host that must stop, or this coordinator, waits for a snapshot of the work done until then. First effects are held, so none is
+in doubt afterwards. Then an epoch of all agents begins, also where they checkpoint on their own. When the epoch is complete, the waiting
+hosts receive MayLeave. Later work is lost with its host, but none of its answers was sent as final, and it called no effect. In a fleet that
+does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its own wait.
 
-First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch of all agents begins, also where they
-checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Later work is lost with its host, but none of
-its answers was sent as final, and it called no effect.
-
-In a fleet that does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its
-own wait.
-
-Holds on inputs and effects, before the fleet or a host ends or agents move: hosts take no client inputs, or begin no effects.
-
-Several parts request holds, each for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends
-all holds at the hosts, so those still requested are sent again. A host answers when it is calling no effect. An effect with its retries
-may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts.
-
-Stop condition: hosts evaluate `stop_when` on the newest complete epoch, one at a time.
-
-`stop_when` is user code and may hang. If a host has not answered for ANSWER_NS, the leader asks the next host about the epoch that is
-newest by then. A late answer still counts, since a slow predicate must be able to end the fleet too; until it comes, that host is not
-asked again. If no host is left to ask, the fleet continues, and `status` names the hosts that owe an answer. If too many processes died
-while evaluating `stop_when`, the fleet fails.
+*Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one at a time. `stop_when` is user code and may hang. If a host has not
+answered for ANSWER_NS, the leader asks the next host about the epoch that is newest by then. A late answer still counts, since a slow
+predicate must be able to end the fleet too; until it comes, that host is not asked again. If no host is left to ask, the fleet continues, and
+`status` names the hosts that owe an answer. If too many processes died while evaluating `stop_when`, the fleet fails.
 
 *The last epoch.* The evaluated epoch may be old when the answer comes: later answers were sent as final, outputs released, effects called.
 A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external effect get TURNS_NS to
@@ -30,13 +21,14 @@ end, because an agent's state holds the effect only then. If the newest epoch is
 hosts take no more inputs, and new epochs begin. Of these only the open effects are checked, until an epoch has none. No epoch completes
 between the answer and the end: none begins during the check, and the log refuses an end in an epoch older than the newest. A plan starts
 from an older state, so it cancels the decision.
+
+*Shutdown.* The end is proposed until it is in the log, hosts receive Finish, and the run ends once they have left. A fleet that stops in an
+epoch ends when the outputs of that epoch are released.
 """
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.releases import Releases
-from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
 from snapline.coordinator.leader.events import EndRun
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
@@ -47,69 +39,13 @@ from snapline.messages.host_messages import EvaluateStop, Finish, StopEvaluated
 from snapline.messages.planned_ends import MayLeave, Quiesce, Quiesced, WantLeave
 from snapline.messages.turn_deaths import STOP_WHEN
 
-SHUTDOWN_NS = 5 * SECOND_NS
-"""Time for hosts to receive Finish, and to leave."""
-
-
-class Shutdown:
-    """Shutdown of the fleet and of this run."""
-
-    def __init__(
-        self,
-        shared: LeaderState,
-        host_sessions: HostSessions,
-        publisher: RefPublisher,
-        releases: Releases,
-        snapshots: Snapshots,
-    ) -> None:
-        self._shared = shared
-        self._host_sessions = host_sessions
-        self._publisher = publisher
-        self._releases = releases
-        self._snapshots = snapshots
-        self._finish_sent_ns: int | None = None
-        """Time when Finish was sent; None: the fleet has not ended."""
-        self._is_over = False
-
-    def on_end_ended(self, result: OperationResult) -> None:
-        """Drop the requested end if EndFleet was refused: its reason does not hold any more."""
-        if result.is_refused:
-            self._shared.ending = None
-
-    def directives_for(self) -> list[Finish]:
-        """Return Finish, once sent, for a host that has just come back."""
-        return [] if self._finish_sent_ns is None else [self._finish()]
-
-    def evaluate(self) -> None:
-        """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
-        shared, image = self._shared, self._shared.state.image
-        if not image.outcome:
-            if shared.ending is not None and not self._is_awaited(*shared.ending):
-                shared.propose("end", op.EndFleet(*shared.ending, is_newest=bool(shared.ending[0])))
-            return
-        if self._finish_sent_ns is None:
-            self._finish_sent_ns = shared.now
-            shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
-            shared.send(self._host_sessions.all_sessions(), self._finish())
-        is_time_over = shared.now >= self._finish_sent_ns + SHUTDOWN_NS
-        is_stored = not self._publisher.unpublished and self._releases.is_settled
-        is_settled = self._host_sessions.is_empty and is_stored and self._snapshots.is_settled
-        if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
-            self._is_over = True
-            shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
-
-    def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
-        return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
-
-    def _finish(self) -> Finish:
-        image = self._shared.state.image
-        return Finish(image.outcome_epoch, image.outcome, image.ending)
-
-
 QUIESCE_NS = 30 * SECOND_NS
 """Longest wait for running effects: the longest duration of a call without `timeout_s`. Effects that run longer are in doubt after
 the plan."""
+
+
+LEAVE_HOLD, END_HOLD = "leave", "end"
+"""Reasons for holds in this module."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -206,9 +142,6 @@ class Quiescence:
         return [Concern("effects", tuple(busy), lasts_ns, text)]
 
 
-LEAVE_HOLD = "leave"
-
-
 class _LastEpoch(msgspec.Struct, frozen=True):
     """Mark of the last epoch: epochs begun after `begun`, under this plan, hold all work done until effects were held."""
 
@@ -292,10 +225,6 @@ class Departures:
 
 ANSWER_NS = 5 * SECOND_NS
 """Time for an answer before another host is asked: most predicates take milliseconds."""
-
-
-END_HOLD = "end"
-
 
 TURNS_NS = 5 * SECOND_NS
 """Time for turns to end: a turn resumes within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
@@ -470,3 +399,63 @@ class StopQuestion:
             text = f"the fleet ends (stop_when) when these effects have ended: {'; '.join(self._open_effects)}"
             concerns.append(Concern("stop", (), lasts_ns, text))
         return concerns
+
+
+SHUTDOWN_NS = 5 * SECOND_NS
+"""Time for hosts to receive Finish, and to leave."""
+
+
+class Shutdown:
+    """Shutdown of the fleet and of this run."""
+
+    def __init__(
+        self,
+        shared: LeaderState,
+        host_sessions: HostSessions,
+        publisher: RefPublisher,
+        releases: Releases,
+        snapshots: Snapshots,
+    ) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._publisher = publisher
+        self._releases = releases
+        self._snapshots = snapshots
+        self._finish_sent_ns: int | None = None
+        """Time when Finish was sent; None: the fleet has not ended."""
+        self._is_over = False
+
+    def on_end_ended(self, result: OperationResult) -> None:
+        """Drop the requested end if EndFleet was refused: its reason does not hold any more."""
+        if result.is_refused:
+            self._shared.ending = None
+
+    def directives_for(self) -> list[Finish]:
+        """Return Finish, once sent, for a host that has just come back."""
+        return [] if self._finish_sent_ns is None else [self._finish()]
+
+    def evaluate(self) -> None:
+        """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
+        shared, image = self._shared, self._shared.state.image
+        if not image.outcome:
+            if shared.ending is not None and not self._is_awaited(*shared.ending):
+                shared.propose("end", op.EndFleet(*shared.ending, is_newest=bool(shared.ending[0])))
+            return
+        if self._finish_sent_ns is None:
+            self._finish_sent_ns = shared.now
+            shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
+            shared.send(self._host_sessions.all_sessions(), self._finish())
+        is_time_over = shared.now >= self._finish_sent_ns + SHUTDOWN_NS
+        is_stored = not self._publisher.unpublished and self._releases.is_settled
+        is_settled = self._host_sessions.is_empty and is_stored and self._snapshots.is_settled
+        if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
+            self._is_over = True
+            shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+
+    def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
+        """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
+        return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
+
+    def _finish(self) -> Finish:
+        image = self._shared.state.image
+        return Finish(image.outcome_epoch, image.outcome, image.ending)

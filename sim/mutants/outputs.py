@@ -5,8 +5,8 @@ from typing import Any
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.coordinator.leader.epochs import releases
-from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs import publishing
+from snapline.coordinator.leader.epochs.publishing import Releases
 from snapline.coordinator.leader.events import ReleaseEpoch
 from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.service import output_releaser
@@ -123,4 +123,4 @@ def not_taken_back() -> list[Patch]:
         newest = max([x for x, record in image.epochs.items() if x < epoch and record.root], default=0)
         return (Ancestor(newest, image.epochs[newest].root, False),) if newest else ()
 
-    return [(releases, "lineage_of", newest_of), (releases, "has_fallen_back", lambda *arguments: False)]
+    return [(publishing, "lineage_of", newest_of), (publishing, "has_fallen_back", lambda *arguments: False)]

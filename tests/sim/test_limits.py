@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sim.fake_executor import FakeExecutor
 
-from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.publishing import Snapshots
 from snapline.coordinator.leader.events import AnswerSnapshot
 from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices

@@ -8,7 +8,7 @@ from tests.sim.test_found_bugs import SPAWN_PENDING
 
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.modes.freeze import HostFreeze
-from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.publishing import Releases
 from snapline.sim.mutants import mutated
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result

@@ -15,8 +15,7 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     OpenEpoch,
     OpenEpochs,
 )
-from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState

@@ -2,6 +2,24 @@
 
 A crash between the operation and the ref leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes
 follow from the operation. A new leader does not know which refs exist, so it publishes every complete epoch again.
+
+Snapshot requests of tools. Each has a number, and is answered when its epoch has an outcome.
+
+All requests that wait when an epoch begins share it. First they wait for the epoch's number, which the log assigns.
+
+Releases of complete epochs' outputs: in ascending order, exactly once for consumers, across leaders.
+
+An epoch may be released when it has its ref, every lower epoch has an outcome, and every lower complete epoch is released. Several
+epochs may be open at once, and a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release holds
+the outputs that agents have emitted since the epoch's predecessor (`state/lineage.py`). The store keeper reads them from the epoch's
+checkpoints and writes the release. Then the hosts receive the last output number of each agent in that cut, and drop these outputs.
+
+Nothing here survives a leader. The next leader releases all known complete epochs again, in order: a release is determined by the state
+and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins` keeps what an
+unreleased epoch needs. A condemned epoch is not released any more; its outputs are in the next release, or reverted.
+
+Hosts that load a plan's recovery line also load its pending outputs. So the newest release is sent again under each plan, and on each new
+stream.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,15 +27,89 @@ from types import MappingProxyType
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
-from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
+from snapline.coordinator.leader.events import (
+    AnswerSnapshot,
+    EpochPublished,
+    EpochReleased,
+    OutputReadersChanged,
+    PublishEpoch,
+    ReleaseEpoch,
+)
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import COMPLETE
-from snapline.messages.host_messages import EndEpoch
+from snapline.coordinator.state.fleet_records import COMPLETE, OperationResult
+from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
+from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
+
+REQUESTS_MAX = 256
+"""Largest number of tools waiting for an epoch to begin."""
+
+
+class Snapshots:
+    """Waiting requests, and their epochs. Volatile: a tool asks the next leader again."""
+
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
+        self._requests: list[int] = []
+        self._assigned: list[int] = []
+        """Requests that wait for the epoch whose BeginEpoch is pending."""
+        self._waiting: dict[int, list[int]] = {}
+        """Requests by epoch."""
+
+    @property
+    def count(self) -> int:
+        """Number of requests that wait for an epoch to begin."""
+        return len(self._requests)
+
+    @property
+    def epochs(self) -> Iterable[int]:
+        """Epochs that requests wait for."""
+        return list(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no request waits."""
+        return not self._waiting and not self._requests
+
+    def on_requested(self, request: int) -> None:
+        """Take a tool's request for a snapshot."""
+        self._requests.append(request)
+        if len(self._requests) > REQUESTS_MAX:
+            self.refuse(f"{REQUESTS_MAX} others are waiting for a snapshot")
+
+    def assign(self) -> None:
+        """Assign the waiting requests to the epoch that is about to begin."""
+        self._assigned, self._requests = self._requests, []
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """Take the result of BeginEpoch: the assigned requests wait for that epoch or, if it was refused, for another one."""
+        requests, self._assigned = self._assigned, []
+        if result is None or result.is_refused:
+            self._requests = requests + self._requests
+        elif requests:
+            self._waiting[result.number] = requests
+
+    def wait_for(self, epoch: int) -> None:
+        """Assign all waiting requests to this complete epoch."""
+        self._waiting[epoch] = self._waiting.get(epoch, []) + self._requests
+        self._requests = []
+
+    def answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
+        """Answer the requests for an epoch whose outcome has been sent to the hosts."""
+        record = self._shared.state.image.epochs.get(epoch)
+        root = record.root if record is not None and is_complete else ""
+        for request in self._waiting.pop(epoch, []):
+            self._shared.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
+
+    def refuse(self, reason: str) -> None:
+        """Refuse all requests that wait for an epoch to begin."""
+        requests, self._requests = self._requests, []
+        for request in requests:
+            self._shared.out.append(AnswerSnapshot(request, 0, False, reason, ""))
+
 
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
@@ -130,3 +222,188 @@ class RefPublisher:
             if isinstance(stage, Due) and stage.at_ns <= self._shared.now:
                 self._unpublished[epoch] = Publishing()
                 self._shared.out.append(PublishEpoch(epoch, self._shared.state.image.epochs[epoch].root))
+
+
+RELEASE_RETRY_NS = 1 * SECOND_NS
+"""Time between two tries, as for refs."""
+
+
+class ReleasedEpoch(msgspec.Struct, frozen=True):
+    """A release: its epoch, and per agent the last input consumed and the last output emitted in it."""
+
+    epoch: int
+    inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+
+
+class Releases:
+    """Complete epochs that are not released, as far as known, and whether any consumer follows the outputs."""
+
+    def __init__(
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, store: StoreWatch
+    ) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._publisher = publisher
+        self._store = store
+        self._unreleased: dict[int, int] = {}
+        """Unreleased epoch → earliest time of its release."""
+        self._releasing = 0
+        """Epoch whose release is being written; 0: none."""
+        self._silent: dict[int, dict[str, int]] = {}
+        """Epoch without any output in its history → its inputs."""
+        self._is_watched = False
+        self._newest = ReleasedEpoch(0)
+        self._sent_release = (0, 0)
+        """(plan, epoch) of the newest release that was sent to the hosts."""
+
+    # ---- queries --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether all complete epochs are released, as far as known."""
+        return not self._unreleased
+
+    def has_unreleased_up_to(self, epoch: int) -> bool:
+        """Return whether this complete epoch, or a lower one, is not released yet."""
+        return any(unreleased <= epoch for unreleased in self._unreleased)
+
+    def pins(self) -> int | None:
+        """Return the lowest epoch that a future release needs; None: any epoch may be forgotten."""
+        state = self._shared.state
+        pending = [epoch for epoch in (*state.open_epochs(), *self._unreleased) if epoch in state.image.epochs]
+        return forgettable_below(state.image, pending)
+
+    def directives_for(self) -> list[Directive]:
+        """Return the directives for a host that has just reconnected."""
+        watched: list[Directive] = [OutputsWatched(is_watched=True)] if self._is_watched else []
+        return [self._directive(), *watched] if self._newest.inputs or self._newest.outputs else watched
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def on_started(self) -> None:
+        """Start without knowledge of releases: all complete epochs are released again."""
+        self._unreleased = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
+
+    def on_completed(self, epoch: int) -> None:
+        """Note a complete epoch, which needs a release."""
+        self._unreleased[epoch] = self._shared.now
+
+    def on_published(self, event: EpochPublished) -> None:
+        """Note a published epoch that has no outputs."""
+        if not event.error and event.outputs == {}:
+            self._silent[event.epoch] = event.inputs
+
+    def on_readers_changed(self, event: OutputReadersChanged) -> None:
+        """Notify hosts when the first consumer begins to follow outputs, or the last one leaves: with consumers, hosts request epochs."""
+        if event.is_watched != self._is_watched:
+            self._is_watched = event.is_watched
+            self._shared.send(self._host_sessions.all_sessions(), OutputsWatched(event.is_watched))
+
+    def on_released(self, event: EpochReleased) -> None:
+        """Take the result of a release."""
+        epoch = event.epoch
+        if epoch != self._releasing:
+            return
+        self._releasing = 0
+        if event.error:
+            self._unreleased[epoch] = self._shared.now + RELEASE_RETRY_NS
+            self._on_failed(event)
+        else:
+            self._store.stored(epoch)
+            self._settle(ReleasedEpoch(epoch, event.inputs, event.outputs))
+            if not self._is_complete(epoch):
+                self._notify_condemned(epoch)
+
+    def _on_failed(self, event: EpochReleased) -> None:
+        if event.damaged_path:
+            self._shared.condemn(event.damaged_epoch, event.damaged_path, event.error)
+        else:
+            problem = f"the outputs of epoch {event.epoch} cannot be released: {event.error}"
+            self._store.failed(event.epoch, problem, is_news=True)
+
+    def _settle(self, told: ReleasedEpoch) -> None:
+        self._drop(told.epoch)
+        if told.epoch > self._newest.epoch and self._is_complete(told.epoch):
+            self._newest = told
+
+    def _is_complete(self, epoch: int) -> bool:
+        record = self._shared.state.image.epochs.get(epoch)
+        return record is not None and record.status == COMPLETE
+
+    # ---- decisions ------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Release the next epoch if it may be, and send the newest release to the hosts."""
+        if self._newest.epoch and not self._is_complete(self._newest.epoch):
+            self._go_back()
+        self._drop_condemned()
+        while epoch := self._next():
+            self._release(epoch)
+        self._send_release()
+
+    def _go_back(self) -> None:
+        """Forget the newest release, whose epoch is no longer complete, and release the newest complete epoch again."""
+        self._newest = ReleasedEpoch(0)
+        newest = self._shared.state.newest_complete()
+        if newest:
+            self._unreleased.setdefault(newest, self._shared.now)
+
+    def _drop_condemned(self) -> None:
+        for epoch in [epoch for epoch in self._unreleased if epoch != self._releasing and not self._is_complete(epoch)]:
+            self._drop(epoch)
+            if epoch not in self._publisher.unpublished:  # otherwise the publisher notifies the hosts
+                self._notify_condemned(epoch)
+
+    def _drop(self, epoch: int) -> None:
+        del self._unreleased[epoch]
+        self._silent.pop(epoch, None)
+
+    def _notify_condemned(self, epoch: int) -> None:
+        """Notify hosts that wait for the release of a condemned epoch."""
+        self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
+
+    def _next(self) -> int:
+        """Return the lowest unreleased epoch if it may be released now, otherwise 0."""
+        epoch = min(self._unreleased, default=0)
+        if not epoch or self._releasing or not self._may_be_released(epoch):
+            return 0
+        return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
+
+    def _may_be_released(self, epoch: int) -> bool:
+        """Return whether the epoch has its ref, and the retry delay after a failed release is over."""
+        return epoch not in self._publisher.unpublished and self._unreleased[epoch] <= self._shared.now
+
+    def _release(self, epoch: int) -> None:
+        image = self._shared.state.image
+        ancestors = lineage_of(image, epoch)
+        if ancestors is None:
+            self._drop(epoch)
+            return
+        after = ancestors[0].epoch if ancestors else 0
+        is_fall_back = has_fallen_back(image, epoch, after)
+        if epoch in self._silent and not is_fall_back:
+            self._settle(ReleasedEpoch(epoch, self._silent[epoch]))
+            self._sent_release = (self._shared.state.plan_number, epoch)
+            return
+        self._releasing = epoch
+        self._shared.out.append(ReleaseEpoch(epoch, image.epochs[epoch].root, ancestors, is_fall_back))
+
+    def _send_release(self) -> None:
+        newest, (plan, epoch) = self._newest, self._sent_release
+        is_news = newest.epoch > epoch and bool(newest.inputs or newest.outputs)
+        is_again = self._shared.state.plan_number != plan and bool(newest.outputs)
+        if is_news or is_again:
+            self._sent_release = (self._shared.state.plan_number, newest.epoch)
+            self._shared.send(self._host_sessions.all_sessions(), self._directive())
+
+    def _directive(self) -> EndEpoch:
+        newest = self._newest
+        return EndEpoch(
+            newest.epoch,
+            is_complete=True,
+            agents=tuple(newest.inputs),
+            inputs=tuple(newest.inputs.values()),
+            emitters=tuple(newest.outputs),
+            outputs=tuple(newest.outputs.values()),
+        )

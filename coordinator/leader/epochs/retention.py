@@ -5,8 +5,7 @@ by a crash.
 """
 
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
-from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
 from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState

@@ -6,8 +6,7 @@ a recovery, begin at once.
 """
 
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
-from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.publishing import RefPublisher, Snapshots
 from snapline.coordinator.leader.epochs.store_watch import Period, StoreWatch
 from snapline.coordinator.leader.fleet_end import Departures, StopQuestion
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
