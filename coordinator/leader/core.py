@@ -8,8 +8,8 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - directives are idempotent, and repeated on every new stream;
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
-The parts share a `LeaderState` and are wired together in `parts.py`. After every event each part compares the state with its own
-work, in this order:
+The parts share a `LeaderState` and are wired together by `make_parts`. Each part is given the parts that it calls, and none knows its
+callers. After every event each part compares the state with its own work, in this order:
 
     hosts/           attached, admitted, lost and evicted hosts
     modes/           how epochs are made: the fleet's protocol chooses the mode
@@ -34,10 +34,6 @@ The caller's duties:
 2. Carry out commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
 3. Apply an operation to `state` before handing in its `ProposalEnded`.
-
-Status of a leader for `snapline status`. Nothing is decided from it.
-
-The parts of one leader, wired together. Each part is given the parts that it calls, and none knows its callers.
 """
 
 from dataclasses import dataclass
@@ -146,8 +142,24 @@ from snapline.messages.host_messages import (
 from snapline.messages.planned_ends import Quiesced, WantLeave
 
 
+TICK_NS = SECOND_NS // 10
+"""Interval of the timer: longest delay in noticing a time-out."""
+
+LATE_NS = SECOND_NS // 5
+"""Timer lateness that shows that this process did not run: hosts are not suspected for their silence during that time."""
+
+
+FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
+"""Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
+tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
+hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
+
+HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
+"""Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
+
+
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Status of the fleet that is not in the log.
+    """Status of the fleet that is not in the log, for `snapline status`. Nothing is decided from it.
 
     Attributes:
         triggers_skipped: number of triggers skipped since this leader's start.
@@ -165,168 +177,6 @@ class LeaderStatus(msgspec.Struct, frozen=True):
     heartbeats: dict[str, Heartbeat]
     is_released: bool = True
     stored_packs: int = 0
-
-
-@dataclass(frozen=True)
-class Parts:
-    """All parts of one leader, for the core, which dispatches to them, and for tests."""
-
-    shared: LeaderState
-    # hosts
-    host_sessions: HostSessions
-    admission: Admission
-    failure_detector: FailureDetector
-    host_removal: HostRemoval
-    missing_hosts: MissingHosts
-    standby_hosts: StandbyHosts
-    partitions: Partitions
-    definition: Definition
-    # checkpoints of the fleet
-    store: StoreWatch
-    period: Period
-    snapshots: Snapshots
-    open_epochs: OpenEpochs
-    publisher: RefPublisher
-    releases: Releases
-    triggers: Triggers
-    epochs: Epochs
-    retention: Retention
-    # checkpoint modes
-    modes: ModeChoice
-    coordinated: Coordinated
-    lines: Lines
-    line_epochs: LineEpochs
-    freezing: Freezing
-    rounds: Rounds
-    leaving: Leaving
-    # recoveries
-    line_check: LineCheck
-    answers: PlanAnswers
-    restores: Restores
-    moves: Moves
-    loads: Loads
-    rollbacks: Rollbacks
-    plans: Plans
-    # requests of hosts and tools
-    requests: Requests
-    questions: RecoveryQueries
-    stop_question: StopQuestion
-    quiescence: Quiescence
-    departures: Departures
-    shutdown: Shutdown
-    objectives: Objectives
-    processes: ProcessWatch
-
-
-def concern_sources(parts: Parts) -> tuple[Source, ...]:
-    """Return the sources of concerns, in the order of display."""
-    return (
-        parts.missing_hosts.concerns,
-        parts.processes.concerns,
-        parts.failure_detector.concerns,
-        parts.partitions.concerns,
-        parts.answers.concerns,
-        parts.stop_question.concerns,
-        parts.standby_hosts.concerns,
-        parts.moves.concerns,
-        parts.quiescence.concerns,
-        parts.restores.concerns,
-        parts.rollbacks.concerns,
-        partial(standing_agents, parts.shared, parts.host_sessions),
-        parts.store.concerns,
-        partial(aborted_epoch_concerns, parts.shared, parts.store),
-        parts.objectives.concerns,
-        parts.line_check.concerns,
-        parts.plans.concerns,
-    )
-
-
-def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
-    """Return the parts of a new leader."""
-    shared = LeaderState(state, options)
-    host_sessions, standby_hosts = HostSessions(shared), StandbyHosts(shared)
-    period, snapshots = Period(shared), Snapshots(shared)
-    lines, store = Lines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
-    open_epochs = OpenEpochs(shared, store)
-    publisher = RefPublisher(shared, host_sessions, snapshots, store, lines)
-    releases = Releases(shared, host_sessions, publisher, store)
-    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), Rounds(shared, host_sessions, lines)
-    leaving, line_epochs = Leaving(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
-    coordinated = Coordinated(shared, host_sessions, open_epochs)
-    modes = ModeChoice(
-        state,
-        coordinated=coordinated,
-        koo_toueg=KooToueg(shared, host_sessions, lines, line_epochs, rounds, publisher, leaving, open_epochs, store),
-        autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
-    )
-    quiescence = Quiescence(shared, host_sessions)
-    moves, loads = Moves(shared, host_sessions, quiescence), Loads(shared)
-    stop_question = StopQuestion(shared, host_sessions, publisher, quiescence)
-    departures = Departures(shared, host_sessions, publisher, quiescence)
-    triggers = Triggers(
-        shared, modes, open_epochs, publisher, snapshots, store, period, moves, departures, stop_question
-    )
-    line_check, answers, restores = LineCheck(shared), PlanAnswers(shared, host_sessions), Restores(shared)
-    return Parts(
-        shared=shared,
-        host_sessions=host_sessions,
-        admission=Admission(shared, host_sessions),
-        failure_detector=FailureDetector(shared, host_sessions),
-        host_removal=HostRemoval(shared),
-        missing_hosts=MissingHosts(shared, host_sessions),
-        standby_hosts=standby_hosts,
-        partitions=Partitions(shared, host_sessions, standby_hosts),
-        definition=Definition(shared, host_sessions),
-        store=store,
-        period=period,
-        snapshots=snapshots,
-        open_epochs=open_epochs,
-        publisher=publisher,
-        releases=releases,
-        triggers=triggers,
-        epochs=Epochs(shared, modes, open_epochs, publisher, releases, store),
-        retention=Retention(shared, open_epochs, publisher, releases, stop_question),
-        modes=modes,
-        coordinated=coordinated,
-        lines=lines,
-        line_epochs=line_epochs,
-        freezing=freezing,
-        rounds=rounds,
-        leaving=leaving,
-        line_check=line_check,
-        answers=answers,
-        restores=restores,
-        moves=moves,
-        loads=loads,
-        rollbacks=Rollbacks(shared, host_sessions, restores),
-        plans=Plans(
-            shared, host_sessions, lines, modes, triggers, line_check, answers, standby_hosts, restores, moves, loads
-        ),
-        requests=Requests(shared, host_sessions, modes),
-        questions=RecoveryQueries(shared, host_sessions, lines),
-        stop_question=stop_question,
-        quiescence=quiescence,
-        departures=departures,
-        shutdown=Shutdown(shared, host_sessions, publisher, releases, snapshots),
-        objectives=Objectives(shared),
-        processes=ProcessWatch(shared, host_sessions),
-    )
-
-
-TICK_NS = SECOND_NS // 10
-"""Interval of the timer: longest delay in noticing a time-out."""
-
-LATE_NS = SECOND_NS // 5
-"""Timer lateness that shows that this process did not run: hosts are not suspected for their silence during that time."""
-
-
-FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
-"""Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
-tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
-hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
-
-HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
-"""Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
 
 
 class LeaderCore:
@@ -590,3 +440,149 @@ class LeaderCore:
                 parts.admission.on_defined()
             case op.EndFleet() if result is not None:
                 parts.shutdown.on_end_ended(result)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All parts of one leader, for the core, which dispatches to them, and for tests."""
+
+    shared: LeaderState
+    # hosts
+    host_sessions: HostSessions
+    admission: Admission
+    failure_detector: FailureDetector
+    host_removal: HostRemoval
+    missing_hosts: MissingHosts
+    standby_hosts: StandbyHosts
+    partitions: Partitions
+    definition: Definition
+    # checkpoints of the fleet
+    store: StoreWatch
+    period: Period
+    snapshots: Snapshots
+    open_epochs: OpenEpochs
+    publisher: RefPublisher
+    releases: Releases
+    triggers: Triggers
+    epochs: Epochs
+    retention: Retention
+    # checkpoint modes
+    modes: ModeChoice
+    coordinated: Coordinated
+    lines: Lines
+    line_epochs: LineEpochs
+    freezing: Freezing
+    rounds: Rounds
+    leaving: Leaving
+    # recoveries
+    line_check: LineCheck
+    answers: PlanAnswers
+    restores: Restores
+    moves: Moves
+    loads: Loads
+    rollbacks: Rollbacks
+    plans: Plans
+    # requests of hosts and tools
+    requests: Requests
+    questions: RecoveryQueries
+    stop_question: StopQuestion
+    quiescence: Quiescence
+    departures: Departures
+    shutdown: Shutdown
+    objectives: Objectives
+    processes: ProcessWatch
+
+
+def concern_sources(parts: Parts) -> tuple[Source, ...]:
+    """Return the sources of concerns, in the order of display."""
+    return (
+        parts.missing_hosts.concerns,
+        parts.processes.concerns,
+        parts.failure_detector.concerns,
+        parts.partitions.concerns,
+        parts.answers.concerns,
+        parts.stop_question.concerns,
+        parts.standby_hosts.concerns,
+        parts.moves.concerns,
+        parts.quiescence.concerns,
+        parts.restores.concerns,
+        parts.rollbacks.concerns,
+        partial(standing_agents, parts.shared, parts.host_sessions),
+        parts.store.concerns,
+        partial(aborted_epoch_concerns, parts.shared, parts.store),
+        parts.objectives.concerns,
+        parts.line_check.concerns,
+        parts.plans.concerns,
+    )
+
+
+def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
+    """Return the parts of a new leader."""
+    shared = LeaderState(state, options)
+    host_sessions, standby_hosts = HostSessions(shared), StandbyHosts(shared)
+    period, snapshots = Period(shared), Snapshots(shared)
+    lines, store = Lines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
+    open_epochs = OpenEpochs(shared, store)
+    publisher = RefPublisher(shared, host_sessions, snapshots, store, lines)
+    releases = Releases(shared, host_sessions, publisher, store)
+    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), Rounds(shared, host_sessions, lines)
+    leaving, line_epochs = Leaving(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
+    coordinated = Coordinated(shared, host_sessions, open_epochs)
+    modes = ModeChoice(
+        state,
+        coordinated=coordinated,
+        koo_toueg=KooToueg(shared, host_sessions, lines, line_epochs, rounds, publisher, leaving, open_epochs, store),
+        autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
+    )
+    quiescence = Quiescence(shared, host_sessions)
+    moves, loads = Moves(shared, host_sessions, quiescence), Loads(shared)
+    stop_question = StopQuestion(shared, host_sessions, publisher, quiescence)
+    departures = Departures(shared, host_sessions, publisher, quiescence)
+    triggers = Triggers(
+        shared, modes, open_epochs, publisher, snapshots, store, period, moves, departures, stop_question
+    )
+    line_check, answers, restores = LineCheck(shared), PlanAnswers(shared, host_sessions), Restores(shared)
+    return Parts(
+        shared=shared,
+        host_sessions=host_sessions,
+        admission=Admission(shared, host_sessions),
+        failure_detector=FailureDetector(shared, host_sessions),
+        host_removal=HostRemoval(shared),
+        missing_hosts=MissingHosts(shared, host_sessions),
+        standby_hosts=standby_hosts,
+        partitions=Partitions(shared, host_sessions, standby_hosts),
+        definition=Definition(shared, host_sessions),
+        store=store,
+        period=period,
+        snapshots=snapshots,
+        open_epochs=open_epochs,
+        publisher=publisher,
+        releases=releases,
+        triggers=triggers,
+        epochs=Epochs(shared, modes, open_epochs, publisher, releases, store),
+        retention=Retention(shared, open_epochs, publisher, releases, stop_question),
+        modes=modes,
+        coordinated=coordinated,
+        lines=lines,
+        line_epochs=line_epochs,
+        freezing=freezing,
+        rounds=rounds,
+        leaving=leaving,
+        line_check=line_check,
+        answers=answers,
+        restores=restores,
+        moves=moves,
+        loads=loads,
+        rollbacks=Rollbacks(shared, host_sessions, restores),
+        plans=Plans(
+            shared, host_sessions, lines, modes, triggers, line_check, answers, standby_hosts, restores, moves, loads
+        ),
+        requests=Requests(shared, host_sessions, modes),
+        questions=RecoveryQueries(shared, host_sessions, lines),
+        stop_question=stop_question,
+        quiescence=quiescence,
+        departures=departures,
+        shutdown=Shutdown(shared, host_sessions, publisher, releases, snapshots),
+        objectives=Objectives(shared),
+        processes=ProcessWatch(shared, host_sessions),
+    )

@@ -1,7 +1,4 @@
-"""Events that the leader core takes, and commands that it gives. Commands are carried out in order.
-
-Operators' requests about hosts, and the leader's answers.
-"""
+"""Events that the leader core takes, and commands that it gives. Commands are carried out in order."""
 
 import msgspec
 
@@ -575,4 +572,4 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
 
 
 class CoordinatorStopRequested(Event, frozen=True, gc=False):
-    """Request to stop this coordinator after a last epoch (`departures.py`)."""
+    """Request to stop this coordinator after a last epoch (`fleet_end.py`)."""

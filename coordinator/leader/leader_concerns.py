@@ -1,14 +1,11 @@
-"""Collection of a fleet's concerns. Each part reports what it waits for; this module adds the start time and the remedy.
+"""Concerns of a fleet: their collection, and those about processes, missing hosts and recovery objectives.
 
-Concerns about processes: coordinator replicas without a connection, expiring certificates, logs that cannot be written.
+Each part reports what it waits for; `Concerns` adds the start time and the remedy. Nothing is decided from a concern. Processes raise concerns
+about coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are missing if none is
+attached, or if the fleet waits for its first ones.
 
-Nothing is decided from them.
-
-Concern about missing hosts: no host is attached, or the fleet waits for its first ones. Nothing is decided from it.
-
-Recovery objectives of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take (RTO).
-
-Nothing is decided from them. One log line is written when an objective is missed, and one when it is met again.
+*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take (RTO). One log
+line is written when an objective is missed, and one when it is met again.
 
 *Time.* Objectives use the wall-clock times of the replicated state, but this core has only a monotonic clock. Each applied
 operation carries the time of its proposal, so the offset between the clocks is known to one log round trip. A new leader with an
@@ -112,7 +109,7 @@ def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Conce
 
 
 SHOWN_NS = 3 * SECOND_NS
-"""Time until a missing replica is reported: a restarted one has reconnected by then."""
+"""Time until missing replicas or hosts are shown: starting or restarted ones are there by then."""
 
 DAY_NS = 86_400 * SECOND_NS
 
@@ -175,9 +172,6 @@ def _days(time_ns: int) -> str:
     return f"{time_ns / DAY_NS:.1f} days" if time_ns >= DAY_NS else f"{time_ns / 3600e9:.1f} h"
 
 
-MISSING_SHOWN_NS = 3 * SECOND_NS
-"""Time until missing hosts are shown: starting or restarted hosts are attached by then."""
-
 NAMED_MAX = 10
 
 
@@ -197,7 +191,7 @@ class MissingHosts:
     def concerns(self) -> list[Concern]:
         """Return a concern if no host is attached, or too few to begin."""
         lasts_ns = 0 if self._since_ns is None else self._shared.now - self._since_ns
-        text = self._text() if lasts_ns >= MISSING_SHOWN_NS else ""
+        text = self._text() if lasts_ns >= SHOWN_NS else ""
         return [Concern("hosts", (), lasts_ns, text)] if text else []
 
     def _text(self) -> str:

@@ -141,10 +141,10 @@ LIMITS: Mapping[str, Limit] = {
         _ms,
         with_it=(("coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
-    "spare_ms": Limit(("coordinator.leader.hosts.standby_hosts.STANDBY_NS",), (1, 2000), _ms),
+    "spare_ms": Limit(("coordinator.leader.hosts.partitions.STANDBY_NS",), (1, 2000), _ms),
     "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
-    "stop_answer_ms": Limit(("coordinator.leader.stop_condition.ANSWER_NS",), (20, 500), _ms),
-    "definition_bytes": Limit(("coordinator.leader.definition.BATCH_BYTES_MAX",), (200, 500)),
+    "stop_answer_ms": Limit(("coordinator.leader.fleet_end.ANSWER_NS",), (20, 500), _ms),
+    "definition_bytes": Limit(("coordinator.leader.hosts.admission.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(
         ("coordinator.state.fleet_records.PLANS_KEPT", "coordinator.state.fleet_state.PLANS_KEPT"), (2, 4)
     ),

@@ -1,13 +1,11 @@
-"""Admission of hosts: the store probe, then the log entry.
+"""Admission of hosts, and the transfer of the fleet's definition from a host into the log.
 
-Nothing is committed for a host that cannot take part. This leader probes each run of a host once. It probes only one new run of a host
-at a time, the latest one.
+*Admission* is the store probe, then the log entry. Nothing is committed for a host that cannot take part. This leader probes each run of a
+host once. It probes only one new run of a host at a time, the latest one.
 
-Transfer of the fleet's definition from a host into the log: DefineFleet, then its agents in batches below 64 KiB.
-
-Hosts that join before the fleet is defined are asked for its definition, and the first one that arrives is used. Other hosts
-must have the same digest. If a leader dies half way, the log holds a prefix: the next leader gets the definition again and
-continues from there.
+*Definition.* Hosts that join before the fleet is defined are asked for its definition, and the first one that arrives is used: DefineFleet,
+then its agents in batches below 64 KiB. Other hosts must have the same digest. If a leader dies half way, the log holds a prefix: the next
+leader gets the definition again and continues from there.
 """
 
 from collections.abc import Iterable

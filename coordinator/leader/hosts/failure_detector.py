@@ -1,4 +1,4 @@
-"""Failure detector: decides that a host is *suspected*, and proposes its loss.
+"""Failure detector: decides that a host is *suspected*, and proposes its loss. Also removes the records of lost hosts.
 
 A host is suspected
 
@@ -18,9 +18,7 @@ since.
 Deadlines are extended when this process itself was late: a coordinator that was paused for ten seconds has received nothing, and its
 hosts are not the cause.
 
-Removal of hosts: a lost or departed host without agents is forgotten after ten minutes, or when an operator requests it.
-
-An operator's request may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some
+*Removal.* A lost or departed host without agents is forgotten after ten minutes, or when an operator requests it. An operator's request may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some
 seconds before the request is answered.
 """
 

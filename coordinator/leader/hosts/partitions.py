@@ -1,4 +1,4 @@
-"""Partitions between hosts that all reach the coordinator: which hosts to evict.
+"""Partitions between hosts that all reach the coordinator: which hosts to evict, and to keep on standby.
 
 The problem. Two hosts that cannot reach each other keep their heartbeats, so neither is suspected; but markers and messages
 between them wait, and no epoch completes. In every heartbeat a host names the hosts of its plan to which it has no link, since when,
@@ -8,8 +8,8 @@ knows all cuts half a second after the hosts reconnect. A link that nothing wait
 The decision. When something has waited for a link for CUT_NS since it broke (detecting the break takes as long again), hosts are evicted
 until every such pair has lost one. Each time the host that is cut from more others is evicted; on a tie, the one with the larger id. No
 host is evicted twice within the rejoin grace. Pairs that were cut slightly later (COUNTED_NS) count in that comparison, since a host that
-loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere (`standby_hosts.py`), so the fleet
-continues even if the cut is permanent.
+loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere, so the fleet continues even
+if the cut is permanent.
 
 A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. Its links count
 from its next message.
@@ -17,11 +17,9 @@ from its next message.
 While a plan is being applied, links are still being opened. So a cut counts from when the fleet runs, plus one second for every ten
 thousand agents, whose first turns occupy their hosts.
 
-Reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while.
-
-An evicted host is lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why
+*Standby hosts* are reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while. An evicted host is lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why
 it was evicted, and the next plan excludes it although it is attached. Afterwards it stays on standby: agents that lose their host are
-placed on other hosts first. A standby host is used again when its process was restarted, after SPARE_NS, or when no other host is left.
+placed on other hosts first. A standby host is used again when its process was restarted, after STANDBY_NS, or when no other host is left.
 Only the times here are volatile.
 """
 

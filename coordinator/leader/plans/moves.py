@@ -3,7 +3,7 @@
 Agents move by a plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and only turns taken while
 that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed: the plan makes one of the live states.
 
-Before the move, effects are held and running ones end (`quiescence.py`); otherwise the plan would leave them in doubt.
+Before the move, effects are held and running ones end (`fleet_end.py`); otherwise the plan would leave them in doubt.
 
 The log records that a host is drained, and plans exclude it as long as another host is attached. A request to spread agents evenly is
 volatile and counts for the present plan only: the operator checks the result, and repeats the request if needed.
