@@ -335,7 +335,7 @@ OTHER_WRITERS = {
     "cli/demo_diagram.py": "a picture, where its user wants it",
     "cli/demo_run.py": "a temporary folder of its user alone",
     "cli/settings.py": "a name, beside the settings",
-    "deploy/ray_worker.py": "keys, in memory that only this process's user reads",
+    "deploy/ray_launcher.py": "keys, in memory that only this process's user reads",
     "folders.py": "makes private folders and files for others",
 }
 """Files that write as well: what, and where."""

@@ -21,8 +21,7 @@ from snapline.deploy.data_directory import is_same_folder
 from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, runtime_here
-from snapline.deploy.ray_launcher import SUPERVISOR_NAME, RayLauncher
-from snapline.deploy.ray_worker import PrivateFiles
+from snapline.deploy.ray_launcher import SUPERVISOR_NAME, PrivateFiles, RayLauncher
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import CoordinatorReader, FleetReading
 from snapline.deploy.supervision import Ending
