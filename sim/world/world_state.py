@@ -1,23 +1,177 @@
-"""Shared parts of a simulated world: time, choices, disks, the network and the observers."""
+"""Shared parts of a simulated world: time, choices, disks, the network and the observers.
+
+Counters of a run.
+
+Outputs of simulated agents: a turn of any agent may emit, regardless of its pattern.
+
+The emitting turns are drawn from a separate stream, and every output has unique bytes.
+
+Failpoints: named points of the code, and the actions armed there.
+
+The store of a simulated fleet: a view for each node, the duration of calls, and a reader without faults.
+"""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from snapline.sim.choices import Choices, RandomStreams
+import msgspec
+from msgspec.structs import replace
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import events as ev
+from snapline.sim.choices import Choices, RandomStreams, stream_of
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.judge import Judge, JudgeTerms
 from snapline.sim.oracles.line_oracles import ExpectedRetention
 from snapline.sim.result import ExecutedFault, Violation
-from snapline.sim.scenario import Scenario, coordinator_names, host_names
+from snapline.sim.scenario import DelayPart, Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
-from snapline.sim.world.counters import RunCounters
+from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.kernel import Clocks, Journal, Kernel, NotSimulatedError
-from snapline.sim.world.network import Network
-from snapline.sim.world.output_injector import OutputInjector
-from snapline.sim.world.points import Points
+from snapline.sim.world.network import DELAY_STEPS, Network
 from snapline.sim.world.recording import Recording
-from snapline.sim.world.stores import Stores
 from snapline.sim.world.tracing import SharedTrace
 from snapline.storage.retention.retention_policy import parse_policy
+from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.store.store import Store
+
+
+class RunCounters:
+    """Counters of one run.
+
+    Attributes:
+        turns: number of turns ended so far. last_turn_ns: time of the last end. handled: turns for a message, a timer or an input.
+        busy_ns: CPU time that hosts spent.
+        counts: other counters, by name.
+    """
+
+    def __init__(self) -> None:
+        self.turns = self.handled = self.last_turn_ns = self.busy_ns = 0
+        self.counts: dict[str, float] = {}
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def raise_to(self, name: str, value: float) -> None:
+        """Raise a counter to a value, if it is lower."""
+        self.counts[name] = max(self.counts.get(name, 0), value)
+
+    def on_turn(self, now_ns: int, what: str) -> None:
+        """Count a successful turn."""
+        self.turns += 1
+        self.handled += what in ("message", "timer", "input")
+        self.last_turn_ns = now_ns
+
+    def on_saved(self, took_ns: int) -> None:
+        """Count a durable checkpoint: of all agents together, or of one agent under an autonomous protocol."""
+        self.count("checkpoints_saved")
+        self.count("saving_s", took_ns / 1e9)
+
+
+TOPICS = ("news", "totals")
+TWICE_ONE_IN = 4
+
+
+class InjectedOutput(msgspec.Struct, frozen=True):
+    """One output of an agent's turn under a plan."""
+
+    agent: str
+    plan: int
+    turn: int
+    place: int
+
+
+class OutputInjector:
+    """Injector that makes one turn in `one_in` emit; 0: none."""
+
+    def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
+        self._choices = choices
+        self._ground_truth = books
+        self._one_in = one_in
+
+    def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
+        """Return the end of a turn, with injected outputs if the turn is drawn."""
+        if not self._one_in or type(ended) is not ev.TurnEnded:
+            return ended
+        key = (turn.agent, turn.incarnation, self._ground_truth.history_of(turn.incarnation, turn.agent).turns + 1)
+        if not self._is_one_in(self._one_in, "speaks", *key):
+            return ended
+        injected = [InjectedOutput(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
+        encoded = [(TOPICS[each.turn % 2], encode_message(each), now_ns) for each in injected]
+        return replace(ended, outputs=[*ended.outputs, *encoded])
+
+    def _is_one_in(self, n: int, *key: str | int) -> bool:
+        return self._choices.pick("outputs", key, n) == n - 1
+
+
+class Points:
+    """Failpoints of a run: the armed action applies to the node that passes the point.
+
+    Attributes:
+        acting: node whose code is running.
+    """
+
+    def __init__(self) -> None:
+        self.acting = ""
+        self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
+
+    def passed(self, name: str) -> None:
+        """Record that `acting` passes this point, and run the action armed here, which may raise."""
+        armed = self._armed.get(name) if self._armed else None
+        if not armed or not self.acting:
+            return
+        due = next((act for hit, act in armed if hit == 1), None)
+        self._armed[name] = [(hit - 1, act) for hit, act in armed if hit > 1]
+        if due is not None:
+            due(self.acting)
+
+    def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
+        """Arm an action for the node that passes the point for the `hit`-th time from now."""
+        self._armed.setdefault(name, []).append((hit, act))
+
+    def waits_at(self, name: str) -> bool:
+        """Return whether an action is still armed at the point."""
+        return bool(self._armed.get(name))
+
+    def disarm(self) -> None:
+        """Disarm all points."""
+        self._armed.clear()
+
+
+SLOW_FACTOR = 100
+"""Slowdown of a slow disk."""
+
+
+class Stores:
+    """The store, for nodes and the judge.
+
+    Attributes:
+        disk: disk of the store. id: id of the store. reader: store view that no fault of a node affects.
+    """
+
+    def __init__(self, seed: int, choices: Choices, delay: DelayPart, now: Callable[[], int]) -> None:
+        self.disk = VirtualDisk(now)
+        self._choices = choices
+        self._delay = (delay.least_ns, delay.jitter_ns)
+        self._bytes = stream_of(seed, "ids")
+        self.id = Store.create("", disk=self.disk.reader(), random_bytes=self._random_bytes).store_id
+        self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
+
+    def _random_bytes(self, count: int) -> bytes:
+        """Return random bytes for file names; they only have to differ."""
+        return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
+
+    def of(self, node: str) -> Store:
+        """Return the store as opened by this node."""
+        return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
+
+    def cost_ns(self, node: str, key: Hashable) -> int:
+        """Return the duration of one call for this node."""
+        least_ns, jitter_ns = self._delay
+        cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
+        return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns
+
 
 CLOCKS_AGENTS_MAX = 16
 """Largest fleet with vector clocks, whose cost per turn grows with the number of agents. In larger fleets only counts are compared."""
