@@ -69,8 +69,7 @@ def export(
 
 
 async def _export_store(location: str, snapshot: str, redaction: "Redaction | None") -> ExportResult:
-    from snapline.view.html_export import store_screens
-    from snapline.view.stored_snapshots import StoreAtRest
+    from snapline.view.html_export import StoreAtRest, store_screens
 
     return await store_screens(StoreAtRest(location), snapshot, redaction)
 
