@@ -41,12 +41,10 @@ from functools import partial
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.epochs import Epochs
+from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention, Triggers
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
-from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.store_watch import Period, StoreCondition, StoreWatch
-from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
     Command,
@@ -140,7 +138,6 @@ from snapline.messages.host_messages import (
     WantRollback,
 )
 from snapline.messages.planned_ends import Quiesced, WantLeave
-
 
 TICK_NS = SECOND_NS // 10
 """Interval of the timer: longest delay in noticing a time-out."""

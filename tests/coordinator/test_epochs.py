@@ -6,7 +6,7 @@ import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.epochs.retention import FORGET_AT_ONCE
+from snapline.coordinator.leader.epochs.epoch_lifecycle import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
 from snapline.messages import host_messages as msg

@@ -7,8 +7,8 @@ import pytest
 from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
+from snapline.coordinator.leader.epochs.epoch_lifecycle import Retention
 from snapline.coordinator.leader.epochs.open_epochs import Failing
-from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.modes.autonomous import Autonomous

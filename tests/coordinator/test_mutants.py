@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 import pytest
 from tests.coordinator.test_random_executions import execute
 
-from snapline.coordinator.leader.epochs.epochs import Epochs
+from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
-from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
 from snapline.coordinator.leader.plans import restores

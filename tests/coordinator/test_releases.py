@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.epochs.retention import FORGET_AT_ONCE
+from snapline.coordinator.leader.epochs.epoch_lifecycle import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, EpochRecord, FleetImage, PlanRecord
 from snapline.coordinator.state.lineage import Ancestor, has_fallen_back, lineage_of

@@ -29,7 +29,7 @@ without a complete epoch in between, a store that stays unreadable.
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.triggers import Triggers
+from snapline.coordinator.leader.epochs.epoch_lifecycle import Triggers
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
