@@ -1,28 +1,105 @@
-"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place; see docs/chaos.md."""
+"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place; see docs/chaos.md.
+
+Place of the processes of `snapline chaos`: this machine, or a place of `snapline up --on`, with the same options.
+"""
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.chaos_places import ChaosPlace, OnPlace, place_of
 from snapline.cli.command import command
+from snapline.cli.configuration import Context
 from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.settings import UserSettings
 from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
+from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
+from snapline.cli.up_background import KEYS, plan_of
+from snapline.errors import UsageError
 
 if TYPE_CHECKING:
+    from snapline.chaos.capabilities import Where
     from snapline.chaos.run import Checks
     from snapline.cli.output import Printer
     from snapline.deploy.detached_fleet import DetachedPlan
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
+
+
+OnPlace = Annotated[
+    Place | None,
+    typer.Option("--on", help="Where, as for `up`; never a context's.", show_default="local"),
+]
+
+
+def place_of(on: Place | None) -> "Where":
+    """Return the place that `--on` names. Contexts are ignored: faults are injected only where explicitly requested."""
+    places: dict[Place, Where] = {
+        Place.LOCAL: "local",
+        Place.SSH: "ssh",
+        Place.PODMAN: "podman",
+        Place.SLURM: "slurm",
+        Place.RAY: "ray",
+    }
+    return places[on or Place.LOCAL]
+
+
+@dataclass(frozen=True)
+class ChaosPlace:
+    """The options of `snapline up --on` for the place."""
+
+    on: OnPlace = None
+    address: Address = None
+    cpus: Cpus = None
+    sbatch_option: SbatchOptions = None
+    tls: Certificates = None
+    tls_domain: TlsDomain = None
+    insecure: Insecure = False
+    context: Context = None
+
+    @property
+    def place(self) -> "Where":
+        """Place of the launcher."""
+        return place_of(self.on)
+
+    def plan(self, folder: Path) -> "DetachedPlan | None":
+        """Return the plan from the options, with settings as defaults; None: this machine.
+
+        Raises:
+            UsageError: options contradict each other.
+        """
+        place = self.place
+        if place == "local":
+            return None
+        settings = UserSettings(self.context)
+        flags = {"address": self.address, "machines": self.address, "cpus": self.cpus, "tls": self.tls}
+        flags |= {"sbatch": shlex.join(self.sbatch_option) if self.sbatch_option else None}
+        flags |= {"tls_domain": self.tls_domain}
+        values = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
+        if self.insecure and values["tls"]:
+            raise UsageError("--insecure contradicts --tls: leave one out")
+        from snapline.deploy.plan import FleetPlan
+
+        fleet_plan = FleetPlan(
+            name="",
+            fleet="",
+            data_dir=str(folder.absolute()),
+            hosts=1,
+            node={"CPU": number_of(settings, "cpus", values["cpus"])},
+            is_insecure=self.insecure,
+            domain=values["tls_domain"],
+        )
+        return plan_of(place, fleet_plan, values)
+
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
