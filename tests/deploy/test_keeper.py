@@ -7,7 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snapline.deploy.launching import Exit
-from snapline.deploy.supervision import (
+from snapline.deploy.supervisor import (
+    HEALTHY_S,
+    RESTARTS_MAX,
+    SILENCE_S,
     EmitNote,
     Ending,
     EndSupervision,
@@ -18,6 +21,7 @@ from snapline.deploy.supervision import (
     HostsRequested,
     KillProcess,
     KillRequested,
+    OnFailure,
     PauseEnded,
     ProcessEnded,
     ProcessStarted,
@@ -27,10 +31,11 @@ from snapline.deploy.supervision import (
     StartProcess,
     StopProcess,
     SupervisionStarted,
+    Supervisor,
     SupervisorCommand,
     SupervisorEvent,
+    restart_pause_s,
 )
-from snapline.deploy.supervisor import HEALTHY_S, RESTARTS_MAX, SILENCE_S, OnFailure, Supervisor, restart_pause_s
 from snapline.messages.turn_deaths import STOP_WHEN, TurnDeath
 
 KILLED = Exit(-9, "SIGKILL", log="h.log")

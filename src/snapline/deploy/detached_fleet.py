@@ -27,7 +27,7 @@ from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.deploy.status import FleetReading
-from snapline.deploy.supervision import Ending
+from snapline.deploy.supervisor import Ending
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient

@@ -19,8 +19,7 @@ from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.running_fleet import STOP_GRACE_S, LaunchedFleet
 from snapline.deploy.starting import environment_of
 from snapline.deploy.status import CoordinatorReader, FleetReading
-from snapline.deploy.supervision import Ending
-from snapline.deploy.supervisor import OnFailure
+from snapline.deploy.supervisor import Ending, OnFailure
 from snapline.folders import make_private
 from snapline.messages.turn_deaths import TurnDeath
 

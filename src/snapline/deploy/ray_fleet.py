@@ -24,7 +24,7 @@ from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, run
 from snapline.deploy.ray_launcher import SUPERVISOR_NAME, PrivateFiles, RayLauncher
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import CoordinatorReader, FleetReading
-from snapline.deploy.supervision import Ending
+from snapline.deploy.supervisor import Ending
 from snapline.errors import (
     DamagedDataError,
     ExternalFailureError,

@@ -19,7 +19,7 @@ from typing import Self, assert_never
 from snapline.deploy.commands import Commands
 from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
 from snapline.deploy.status import CoordinatorReader, FleetReading
-from snapline.deploy.supervision import (
+from snapline.deploy.supervisor import (
     EmitNote,
     Ending,
     EndSupervision,
@@ -30,6 +30,7 @@ from snapline.deploy.supervision import (
     HostsRequested,
     KillProcess,
     KillRequested,
+    OnFailure,
     PauseEnded,
     ProcessEnded,
     ProcessStarted,
@@ -39,10 +40,10 @@ from snapline.deploy.supervision import (
     StartProcess,
     StopProcess,
     SupervisionStarted,
+    Supervisor,
     SupervisorCommand,
     SupervisorEvent,
 )
-from snapline.deploy.supervisor import OnFailure, Supervisor
 from snapline.errors import (
     DamagedDataError,
     ExternalFailureError,
