@@ -21,7 +21,7 @@ from snapline.messages.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BY
 HOPS_MAX = 255
 """Largest number of successive turns in a trace. Fleets send in circles, and nobody reads longer traces."""
 
-NAME_BYTES_MAX, KIND_BYTES_MAX = 255, 0xFFFF
+TAILED_NAME_BYTES_MAX, TAILED_KIND_BYTES_MAX = 255, 0xFFFF
 """Largest sizes with the tail: the length of a name has one byte, the length of a kind two. If the tail does not fit, the trace ends."""
 
 _CREATE = b"\x00"
@@ -99,7 +99,7 @@ def with_tail(payload: bytes, tail: bytes) -> bytes:
         return payload
     name = _name_in(payload)
     size = name.end - name.start + len(tail)
-    is_room = size <= (NAME_BYTES_MAX if name.width == 1 else KIND_BYTES_MAX)
+    is_room = size <= (TAILED_NAME_BYTES_MAX if name.width == 1 else TAILED_KIND_BYTES_MAX)
     if not is_room or len(payload) + len(tail) > MESSAGE_BYTES_MAX or name.has_tail(payload):
         return payload
     return name.changed(payload, payload[name.start : name.end] + tail)

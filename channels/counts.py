@@ -37,7 +37,7 @@ def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) 
         shape, at, end = waiting.pop()
         while at < end:
             entries += 1
-            key, at = _varint(data, at, end)
+            key, at = _read_varint(data, at, end)
             start, at = _skip(data, key & 7, at, end)
             field = key >> 3
             if key & 7 == _SIZED and field in shape:
@@ -58,10 +58,10 @@ def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) 
 def _skip(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
     """Return the begin and end of a field's value."""
     if wire == _VARINT:
-        return at, _varint(data, at, end)[1]
+        return at, _read_varint(data, at, end)[1]
     size, start = (8 if wire == _FIXED_64 else 4, at) if wire in (_FIXED_64, _FIXED_32) else (0, at)
     if wire == _SIZED:
-        size, start = _varint(data, at, end)
+        size, start = _read_varint(data, at, end)
     elif not size:
         raise ProtocolError(f"{len(data)} bytes with a field of the unknown wire type {wire}")
     if size > end - start:
@@ -69,7 +69,7 @@ def _skip(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
     return start, start + size
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 7 * _NUMBER_BYTES_MAX:
         byte = data[at]

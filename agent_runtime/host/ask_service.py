@@ -23,7 +23,7 @@ from snapline.security.rpc_authorization import Context
 ASKS_MAX = 10_000
 """Largest number of clients that wait at one time: each is a separate call, and takes some KiB."""
 
-ANSWER_S_MAX = 60.0
+ASK_S_MAX = 60.0
 """Longest time of one call: after it, a client that still waits asks again."""
 
 _Question = tuple[str, str, bool]
@@ -79,7 +79,7 @@ class AskService:
 
     async def _answer(self, question: _Question, context: Context) -> AskOutcome:
         waiting = self._open.get(question) or self._begin(question)
-        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a cancelled call leaves the future to other waiters
+        await asyncio.wait({waiting}, timeout=ASK_S_MAX)  # a cancelled call leaves the future to other waiters
         if not waiting.done():
             reason = f"agent {question[0]} on host {self._host} has not answered yet"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)

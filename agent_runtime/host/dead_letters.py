@@ -70,7 +70,7 @@ def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None
     """Return the dead letter that this command is about; None if it no longer exists."""
     request = _compensation_request(payload)
     if request is not None:
-        return DeadLetterRecord(agent.id, effect_requests.turn_of(agent, request), "", 0, 0)
+        return DeadLetterRecord(agent.id, effect_requests.compensation_message_of(agent, request), "", 0, 0)
     place = _place_of(agent, _command_of(agent, payload))
     return None if place is None else agent.dead_letters[place]
 
@@ -78,14 +78,14 @@ def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None
 def _compensation_request(payload: bytes) -> EffectRetry | None:
     """Return the request to call a compensation; None: the command is about a dead letter."""
     request = read_effect_request(payload) if is_effect_request(payload) else None
-    return request if request is not None and effect_requests.undoes(request) else None
+    return request if request is not None and effect_requests.is_compensation_request(request) else None
 
 
 def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
     """Return the command for the dead letter. An effect that failed with its turn knows the turn's dead letter."""
     if not is_effect_request(payload):
         return read_dead_letter_command(payload)
-    number = effect_requests.dead_letter_of(agent, read_effect_request(payload))
+    number = effect_requests.dead_letter_number_of(agent, read_effect_request(payload))
     if number not in agent.dead_letter_numbers:
         return DeadLetterCommand(RETRY, 0, b"")
     return DeadLetterCommand(RETRY, number, identity_of(agent.dead_letters[agent.dead_letter_numbers.index(number)]))
@@ -101,7 +101,7 @@ def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     """Return why the agent refuses this command; "" if it may have its turn."""
     if is_effect_request(payload):
-        return effect_requests.refusal_of(agent, read_effect_request(payload))
+        return effect_requests.refusal_of_effect_request(agent, read_effect_request(payload))
     command, dead_letter = read_dead_letter_command(payload), dead_letter_of(agent, payload)
     if dead_letter is None:
         known = ", ".join(map(str, agent.dead_letter_numbers)) or "none"
@@ -117,7 +117,7 @@ def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
         return TARGET_GONE  # its turn would have taken the command
     request = _compensation_request(entry[2])
     if request is not None:
-        return effect_requests.settled(agent, request)
+        return effect_requests.settled_compensation(agent, request)
     command = _command_of(agent, entry[2])
     place = _place_of(agent, command)
     if place is None:
@@ -139,7 +139,7 @@ def handled(agent: LocalAgent, word: Entry) -> None:
     """Remove a dead letter whose turn, or its first segment, succeeded: its client gets the answer to the command."""
     request = _compensation_request(word[2])
     if request is not None:
-        effect_requests.begun(agent, request)
+        effect_requests.begin_compensation(agent, request)
         return
     place = _place_of(agent, _command_of(agent, word[2]))
     if place is not None:

@@ -303,7 +303,7 @@ class DurableTurns:
         """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
         turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
         """
-        place = effect_resolutions.find(agent, turn.look.mailbox)
+        place = effect_resolutions.find_resolution(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
             return False

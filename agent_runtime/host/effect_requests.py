@@ -17,7 +17,7 @@ _FINISHED = b""
 """Answer to a command that has already been fulfilled."""
 
 
-def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
+def refusal_of_effect_request(agent: LocalAgent, wish: EffectRetry) -> str:
     """Return why the command is refused; "" if it may have its turn."""
     description = f"effect {_shown(wish)} of agent {agent.id!r}"
     known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
@@ -48,18 +48,18 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, show
     return ""
 
 
-def undoes(wish: EffectRetry) -> bool:
+def is_compensation_request(wish: EffectRetry) -> bool:
     """Return whether the command is about a compensation, to be called, or called again."""
     return wish.verb == UNDO or effect_undone_by(wish.key) is not None
 
 
-def dead_letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
+def dead_letter_number_of(agent: LocalAgent, wish: EffectRetry) -> int:
     """Return the number of the dead letter that is to have its turn; 0: there is none."""
     known = _known(agent, wish)
     return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
-def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
+def settled_compensation(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
     """Return the answer for a compensation that needs no turn, or cannot have one; None if it gets a turn."""
     known = _known(agent, wish)
     if known is not None and _is_compensated(known, wish):
@@ -67,14 +67,14 @@ def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
     return None if known is not None and known.undo else TARGET_GONE
 
 
-def turn_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
+def compensation_message_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
     """Return the message of the turn that undoes the effect."""
     known = _known(agent, wish)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
-def begun(agent: LocalAgent, wish: EffectRetry) -> None:
+def begin_compensation(agent: LocalAgent, wish: EffectRetry) -> None:
     """Detach the effect, since the command's turn has begun: no other turn may rely on it."""
     known = _known(agent, wish)
     if known is not None and agent.effects is not None:

@@ -12,7 +12,7 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.saved_effects import OpenEffect
 
 
-def find(agent: LocalAgent, seen: int) -> int | None:
+def find_resolution(agent: LocalAgent, seen: int) -> int | None:
     """Return the place in the mailbox of a resolution of the effect at which the agent waits; the first `seen` were looked at."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
@@ -24,7 +24,7 @@ def find(agent: LocalAgent, seen: int) -> int | None:
     return None
 
 
-def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
+def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     """Return why the agent does not accept the resolution, or not yet; None if it does."""
     command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):

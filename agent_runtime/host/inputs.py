@@ -290,7 +290,7 @@ class Inputs:
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     if is_effect_resolution(payload):
-        return effect_resolutions.refusal_of(agent, payload)
+        return effect_resolutions.refusal_of_resolution(agent, payload)
     refusal = dead_letters.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None
 

@@ -56,7 +56,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     entries: list[LoggedEntry] = []
     found_batches: dict[LogName, list[int]] = {}
     for log, numbers in sorted(logs.items()):
-        read = [(number, _read(store, log, number)) for number in numbers]
+        read = [(number, _read_batch(store, log, number)) for number in numbers]
         batches = [batch for _, batch in read if batch is not None]
         if log.plan >= command.drop_before:
             found_batches[log] = [number for number, batch in read if batch is not None]
@@ -83,7 +83,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     )
 
 
-def _read(store: Store, log: LogName, number: int) -> LogBatch | None:
+def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
     """Return the batch; None for a seal, wherever it is. A batch that was deleted meanwhile holds nothing that any epoch needs."""
     try:
         return store.read_batch(log, number)

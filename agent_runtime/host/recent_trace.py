@@ -1,6 +1,6 @@
 """Events of a host in the last seconds, for viewers: the lines of `--trace`, kept in memory.
 
-Lines are kept, and the core traces, only while a viewer has asked within `LOOK_S`. Bounds: the newest `LINES_MAX` lines, not older than `KEPT_S` when
+Lines are kept, and the core traces, only while a viewer has asked within `LOOK_S`. Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when
 sent. A line is kept as a tuple, and encoded when sent.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker_line, message_line, plan_line
 from snapline.messages.views import RecentTrace, TraceWanted
 
-LINES_MAX = 20_000
+RECENT_LINES_MAX = 20_000
 """Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are dropped and counted."""
 
 KEPT_S = 30.0
@@ -38,7 +38,7 @@ class RecentLines:
         self._wall_ns = wall_ns
         self._plan = plan
         self._next = 0
-        self._lines: deque[tuple[int, int, Write, tuple[object, ...]]] = deque(maxlen=LINES_MAX)
+        self._lines: deque[tuple[int, int, Write, tuple[object, ...]]] = deque(maxlen=RECENT_LINES_MAX)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
         self._add(message_line, (what, agent, other, number))

@@ -13,7 +13,7 @@ from snapline.storage.store.store import Store
 NAMED_MAX = 10
 """Largest number of open effects named in one line of the log and in the answer."""
 
-log = logging.getLogger("snapline.host")
+stop_log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
@@ -39,10 +39,10 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
         opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
         examples = (opened or turns)[:NAMED_MAX]
         if examples and not is_decided:
-            log.info("the fleet ends when these have ended: %s", "; ".join(examples))
+            stop_log.info("the fleet ends when these have ended: %s", "; ".join(examples))
         return StopEvaluated(epoch, stops and not opened, problem, examples)
     except SnaplineError as error:
-        log.warning("epoch %d cannot be looked at: %s", epoch, error)
+        stop_log.warning("epoch %d cannot be looked at: %s", epoch, error)
     return StopEvaluated(epoch, False)
 
 

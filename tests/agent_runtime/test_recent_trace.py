@@ -98,10 +98,10 @@ def test_who_asks_with_cursors_has_every_line_once_and_knows_how_many_are_missin
 
 def test_a_host_keeps_so_many_lines_and_tells_none_that_is_old(clock: Clock) -> None:
     lines = kept(clock)
-    for number in range(recent_trace.LINES_MAX + 5):
+    for number in range(recent_trace.RECENT_LINES_MAX + 5):
         lines.message("send", "a", "b", number)
     answer = lines.since(TraceWanted("1-1.0", most=1 << 30))()
-    assert len(numbers_of(answer)) == recent_trace.LINES_MAX and answer.missed == 5
+    assert len(numbers_of(answer)) == recent_trace.RECENT_LINES_MAX and answer.missed == 5
     clock.pass_by(KEPT_S + 1)
     lines.message("send", "a", "b", 7)
     assert numbers_of(lines.since(TraceWanted())()) == [7]
