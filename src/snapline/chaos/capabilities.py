@@ -1,7 +1,7 @@
 """Capabilities: which fault words work on real processes, here and with each launcher, and why the others do not.
 
-Template of `snapline chaos run` without a file: faults drawn by the seed from all that real processes support, on three hosts and three
-coordinators.
+`EVERYTHING` is the template of `snapline chaos run` without a file. From it the seed draws faults of all kinds that real processes support, on three
+hosts and three coordinators.
 """
 
 from collections.abc import Iterator

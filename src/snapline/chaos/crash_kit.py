@@ -22,15 +22,12 @@ created and removed names (`preload.c` intercepts the C library). Then there is 
 3. The third life is not killed: the program has to finish.
 4. The fourth life has to finish again, without repeating anything.
 
-`crash_judge.py` judges their notes. After a kill all data that the kernel has received is kept; the kit does not simulate the loss of unsynced
+`judge` judges their notes. After a kill all data that the kernel has received is kept; the kit does not simulate the loss of unsynced
 data in a power cut.
 
 Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes only the time of the program's work.
 
-Judges a program's store by the notes of its lives. No I/O.
-
-A *story* is a sequence of lives of one program on one store. All lives but the last two were killed at some write; the last two ended by
-themselves. A life writes notes (`chaos/crash_child.py`): what it found in the store, what it begins, and what the store has confirmed as durable
+All lives of a story run on one store. A life writes notes: what it found in the store, what it begins, and what the store has confirmed as durable
 ("kept"). A store is correct if
 
 * no life fails or hangs: a crash must not leave a store that cannot be opened (*broken*);

@@ -1,4 +1,4 @@
-"""The executor of faults on real processes: a core. `local_faults.py` carries its commands out.
+"""The executor of faults on real processes: a core, with its commands and events. `local_faults.py` carries its commands out.
 
 Theory of operation
 -------------------
@@ -12,8 +12,6 @@ Invariants:
 1. Each command has the complete state of a path, disk or clock, so it can be repeated, also after a restart.
 2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
 3. A process that is down, also one that died at a failpoint, stays down until its fault ends.
-
-Commands and events between `executor.py`, which decides about faults, and `local_faults.py`, which carries them out.
 """
 
 import heapq

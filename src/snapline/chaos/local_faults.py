@@ -1,17 +1,15 @@
 """Driver of faults for a fleet of real processes on this machine: carries the executor's commands out, and decides nothing.
 
-DIR/chaos/controls/NODE   faults of its disk and clock (`control.py`)
+DIR/chaos/controls/NODE   faults of its disk and clock (`preload.py`)
 DIR/chaos/journals/NODE   its unsynced changes (`preload.c`)
 DIR/chaos/points/         armed failpoints (`failpoints.py`)
 DIR/chaos/preload.so      compiled here if there is a compiler
 
-The network of a fleet on this machine, with faults: every node is reached through a gate, which forwards, delays or blocks bytes.
-
-Theory of operation
--------------------
-Each node has a gate, a TCP proxy whose address is the only one that others know. The gate finds the caller in the kernel's socket tables by the
-port of the other end. So it distinguishes both directions between any two nodes, without root and without help of the product. Peers that are no
-nodes (tools, the launcher) have no faults.
+The network
+-----------
+Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks bytes. It finds the caller in the
+kernel's socket tables by the port of the other end. So it distinguishes both directions between any two nodes, without root and without help of the
+product. Peers that are no nodes (tools, the launcher) have no faults.
 
 Bytes on a blocked path wait until the path is open again, like TCP's retransmissions. No byte is lost, so a partition never corrupts a stream;
 it can only end by keepalive. A lost packet is a delay, too: TCP's retransmission timeout, doubled each time.
@@ -34,7 +32,6 @@ import msgspec
 
 from snapline.chaos import executor as cm
 from snapline.chaos import preload
-from snapline.chaos.executor import SetPath
 from snapline.chaos.failpoints import ArmedPoint, FailpointArmer
 from snapline.chaos.fault_wrapper import CONTROLS, LIMITS_FILE, POINTS
 from snapline.chaos.preload import FaultCounters
@@ -68,7 +65,7 @@ class Gates:
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
         """Create the gates. `pids`: returns process id → node of the running nodes."""
         self._pids = pids
-        self._paths: dict[Path_, SetPath] = {}
+        self._paths: dict[Path_, cm.SetPath] = {}
         self._changed = asyncio.Event()
         self._random = random.Random(seed)
         self._open: dict[
@@ -91,7 +88,7 @@ class Gates:
     def gate(self, node: str) -> "Gate":
         return self._gates[node]
 
-    def set(self, path: SetPath) -> None:
+    def set(self, path: cm.SetPath) -> None:
         self._paths[path.sender, path.receiver] = path
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,7 +1,7 @@
 /* Stands between one process and the C library: files below SNAPLINE_CHAOS_ROOT may fail, be slow, or hang, and the wall clock be wrong; or the
    process dies at a change to them that is told by its number.
 
-   What is wrong is told by numbers in a file that is shared with whoever runs chaos (control.py). Only files that this process opens below
+   What is wrong is told by numbers in a file that is shared with whoever runs chaos (preload.py). Only files that this process opens below
    the root are concerned; sockets and logs are not. Two lists are kept in SNAPLINE_CHAOS_JOURNAL of what no sync has made durable yet:
    `+ PATH` a name that was given, `w SIZE PATH` a file that was written, with its length at its last sync, `= PATH` all of that is durable.
    After a power cut they say what may be lost. */

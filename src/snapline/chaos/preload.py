@@ -1,8 +1,7 @@
 """Faults of disks and clocks of real processes: compiles `preload.c`, which intercepts the C library, and simulates power cuts.
 
-Faults of one process: numbers in memory shared with the process that runs chaos, read at each call.
-
-Writing one number begins or ends a fault. The process does not cooperate, and the faults also apply to it after a restart.
+The faults of one process are numbers in memory that it shares with the process that runs chaos, and reads at each call (`FaultCounters`). Writing
+one number begins or ends a fault. The process does not cooperate, and the faults also apply to it after a restart.
 """
 
 import contextlib

@@ -1,16 +1,13 @@
 """Faults of a fleet's processes, the same for every launcher: kill, end, freeze, slow down, restart.
 
-A launcher's commands take time and may overtake each other. So the commands for one process are sent one after the other. Each reads the target
-speed when its turn comes, so that the last request wins.
+A launcher's commands take time and may overtake each other. So `Processes` sends the commands for one process one after the other. Each reads the
+target speed when its turn comes, so that the last request wins.
 
-Driver of faults for a fleet at another launcher's place: carries out the executor's commands that a launcher can: kill, end, freeze.
+`RemoteFaults` is the driver for a fleet at another launcher's place: it carries out the executor's commands that a launcher can, and damages files
+of the store. The processes are plain snapline command lines, without the fault wrapper, failpoints and gates. All of them, and this process,
+share one folder, which has the scenario and the store.
 
-The processes are plain snapline command lines, without the fault wrapper, failpoints and gates. All of them, and this process, share one folder,
-which has the scenario and the store.
-
-Damage to files of a store.
-
-Finds processes that a killed run has left. The kernel ends processes with their parent, so there should be none.
+`leftovers` finds processes that a killed run has left. The kernel ends processes with their parent, so there should be none.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
 """One chaos run: carries out a scenario with a seed on real processes, here or at a launcher's place, and returns a verdict.
 
 As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold: the fleet runs, an epoch
-completes, the work gets done. The judge checks the store all the time. The seed determines random choices, such as the process that is hit. It
-does not determine when a process reaches a failpoint, or which messages are in transit at a kill. So a seed repeats the faults, not the run.
+completes, the work gets done. The seed determines random choices, such as the process that is hit. It does not determine when a process reaches a
+failpoint, or which messages are in transit at a kill. So a seed repeats the faults, not the run.
 
-Judges a fleet of real processes by its store alone, and remembers what each complete epoch held.
+`StoreJudge` checks the fleet all the time by its store alone, and remembers what each complete epoch held. Its oracles have the same names as those of
+the simulator with the same check:
 
 | guarantee | oracle | condition for each complete epoch |
 | --- | --- | --- |
@@ -13,8 +14,6 @@ Judges a fleet of real processes by its store alone, and remembers what each com
 | G3 | `workload` | the workload's sums, or the user's invariant, hold; at the end all work is done once |
 | G4 | `outcome` | its root never changes, and the newest epoch never goes back |
 | G4 | `durable` | it is readable, unless a fault has damaged it |
-
-Oracles have the same names as those of the simulator with the same check.
 """
 
 import asyncio
