@@ -32,20 +32,20 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "agents that checkpoint after each receive: without forced checkpoints all are useless",
     ),
     "failing": (
-        "failing:make_failing",
+        "dead_letter_patterns:make_failing",
         "timers send to all in turn, and every tenth message of a channel cannot be handled",
     ),
     "spawning": ("spawning:make_spawning", "agents that spawn others, which stop after a few messages"),
     "crashing": (
-        "failing:make_failing",
+        "dead_letter_patterns:make_failing",
         "the same, and one message in all crashes each receiver: the fleet goes back for it",
     ),
     "killing": (
-        "failing:make_failing",
+        "dead_letter_patterns:make_failing",
         "the same, and it kills the process of each receiver",
     ),
     "astray": (
-        "astray:make_astray",
+        "dead_letter_patterns:make_astray",
         "messages for nobody, and agents that all others want to create: dead letters of senders",
     ),
     "stepping": ("stepping:make_stepping", "tokens, among agents whose turns wait for steps"),

@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.events import Event, StartTurn
 from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.sim.faults.executor import HangingCall
-from snapline.sim.workloads.failing import ProcessKilled
+from snapline.sim.workloads.dead_letter_patterns import ProcessKilled
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.host_streams import ReplicaSession
 from snapline.sim.world.kernel import SimulatedCrash

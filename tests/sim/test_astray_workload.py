@@ -12,7 +12,7 @@ from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import draw
 from snapline.sim.workloads import make_workload
-from snapline.sim.workloads.astray import LATECOMERS, Heard, Seeking, Word, spawns_latecomer
+from snapline.sim.workloads.dead_letter_patterns import LATECOMERS, Heard, Seeking, Word, spawns_latecomer
 
 CRASH = """
 schema = 1

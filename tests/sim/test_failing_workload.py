@@ -10,7 +10,7 @@ import snapline
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, parse_scenario
 from snapline.sim.workloads import make_workload
-from snapline.sim.workloads.failing import Tries
+from snapline.sim.workloads.dead_letter_patterns import Tries
 
 CRASH = """
 schema = 1
