@@ -90,13 +90,11 @@ from snapline.coordinator.leader.leader_concerns import (
     standing_agents,
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
-from snapline.coordinator.leader.modes.agent_removal import Leaving
 from snapline.coordinator.leader.modes.autonomous import Autonomous
-from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg import KooToueg
-from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves

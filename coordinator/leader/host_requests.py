@@ -10,7 +10,7 @@ messages to an agent that it does not run.
 from snapline.coordinator.leader.events import CloseStream
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState, Proposal
-from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.leader.modes.checkpoint_modes import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, OperationResult
 from snapline.messages.host_messages import (
@@ -79,7 +79,7 @@ class Requests:
             self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/agent_removal.py`.
+        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/checkpoint_modes.py`.
 
         A lost host may return before the next plan. It gets no answer to requests that were refused because the plan was over (OVER). It
         may be a survivor whose agents keep their live states: for them a refused creation would be lost permanently.

@@ -7,7 +7,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.host.core import HostCore
-from snapline.coordinator.leader.modes.agent_removal import Leaving
+from snapline.coordinator.leader.modes.checkpoint_modes import Leaving
 from snapline.coordinator.service.line_store import ComposedLine
 from snapline.coordinator.state import operation_rules
 from snapline.sim.faults.fault_kinds import CrashFault

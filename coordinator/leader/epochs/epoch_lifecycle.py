@@ -35,8 +35,7 @@ from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepSto
 from snapline.coordinator.leader.fleet_end import Departures, StopQuestion
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, Present
+from snapline.coordinator.leader.modes.checkpoint_modes import Begun, Declined, EpochDemand, Later, ModeChoice, Present
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, EpochAccount, OperationResult, PartTimes

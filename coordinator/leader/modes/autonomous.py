@@ -22,10 +22,17 @@ from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, S
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.modes.agent_removal import Leaving
+from snapline.coordinator.leader.modes.checkpoint_modes import (
+    LOG_TRIGGER,
+    Begun,
+    EpochDemand,
+    Later,
+    Leaving,
+    LineEpochs,
+    LossReport,
+    Present,
+)
 from snapline.coordinator.leader.modes.freeze import Freezing
-from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
-from snapline.coordinator.leader.modes.mode import Begun, EpochDemand, Later, LossReport, Present
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord

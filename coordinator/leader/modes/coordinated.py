@@ -18,8 +18,8 @@ from snapline.coordinator.leader.epochs.open_epochs import (
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
+from snapline.coordinator.leader.modes.checkpoint_modes import Begun, Declined, EpochDemand, Later, LossReport
 from snapline.coordinator.leader.modes.epoch_reports import judge
-from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, LossReport
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord
 from snapline.messages.host_messages import BeginEpoch, RetireAgent

@@ -18,9 +18,15 @@ from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
-from snapline.coordinator.leader.modes.agent_removal import Leaving
-from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
-from snapline.coordinator.leader.modes.mode import Begun, EpochDemand, Later, LossReport
+from snapline.coordinator.leader.modes.checkpoint_modes import (
+    LOG_TRIGGER,
+    Begun,
+    EpochDemand,
+    Later,
+    Leaving,
+    LineEpochs,
+    LossReport,
+)
 from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord

@@ -34,8 +34,7 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSes
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import LeaderState
-from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.leader.modes.mode import LossReport
+from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers

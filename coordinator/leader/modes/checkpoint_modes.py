@@ -1,0 +1,267 @@
+"""Interface of the checkpoint modes: how epochs are made, chosen by the fleet's protocol.
+
+coordinated.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
+koo_toueg.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
+autonomous.py    all others: agents checkpoint on their own, and the recovery line becomes the epoch
+
+Choice of the checkpoint mode. A fleet's protocol is fixed, so the mode is chosen once: when the log has the definition.
+
+Epochs made of recovery lines: the common part of the modes of logged fleets.
+
+Hosts make no epochs here. A line is computed, or made by a round, and materialised (`lines.py`); from then on the epoch is like any
+other. One epoch is open at a time. An epoch that this leader did not begin is aborted: its line or round was lost with the leader that
+began it.
+
+Removal of stopped agents from logged fleets: they stay until no line can need them.
+
+An agent may leave when the newest epoch holds its last checkpoint and has received everything the agent ever sent (`Lines.finished`).
+Its host repeats the request on every new stream, so the queue is volatile.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, OpenEpochs, Stage, StoringLine
+from snapline.coordinator.leader.events import LineMaterialised
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
+from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult, PlanRecord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.host_messages import AgentRetired, Directive, RetireAgent
+
+
+class EpochDemand(msgspec.Struct, frozen=True):
+    """Reasons for or against an epoch now.
+
+    Attributes:
+        is_asked: a tool requests a snapshot.
+        is_due: the period is over, or an early epoch may begin.
+        is_held: a plan is wanted, so no other epoch should begin.
+        is_of_all: the epoch must hold all work of every agent, even if agents checkpoint on their own; implies `is_due`.
+        is_overdue: hosts have waited for an epoch so long that idle agents may hold the line back.
+    """
+
+    is_asked: bool
+    is_due: bool
+    is_held: bool
+    is_of_all: bool = False
+    is_overdue: bool = False
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """Result: BeginEpoch is proposed."""
+
+
+class Later(msgspec.Struct, frozen=True):
+    """Result: another epoch comes first. Requests wait, and a periodic trigger is skipped."""
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """Result: no epoch can begin now; requests are refused."""
+
+    reason: str
+
+
+class Present(msgspec.Struct, frozen=True):
+    """Result: an existing epoch is the snapshot; `reason`: why there is no newer one."""
+
+    epoch: int
+    reason: str
+
+
+class LossReport(msgspec.Struct, frozen=True):
+    """Losses of a plan: number of agents that lose their live state, and of durable checkpoints past its line."""
+
+    rolled_back: int
+    checkpoints: int = 0
+
+
+class Mode(Protocol):
+    """A checkpoint mode: makes epochs, and decides what survives a plan."""
+
+    def evaluate(self) -> None:
+        """Follow the state. Called before any other part that uses checkpoints."""
+
+    def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | Present | None:
+        """Propose an epoch if there is a reason and nothing prevents it. None: there is nothing to begin now."""
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """Take the result of BeginEpoch."""
+
+    def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
+        """Start an epoch that has begun in the log; return its first stage. None: not yet."""
+
+    def collect(self, entry: OpenEpoch) -> None:
+        """Advance an epoch that is Collecting or Asking if all answers have arrived."""
+
+    def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
+        """Finish an epoch that the log has decided."""
+
+    def directives_for(self, host: str) -> Sequence[Directive]:
+        """Return the directives of running epochs for a host that has just reconnected."""
+
+    def is_line_made(self) -> bool:
+        """Return whether the wanted plan can start from the newest complete epoch. Called until it can."""
+
+    def on_plan_ended(self) -> None:
+        """Reset after CommitPlan."""
+
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
+        """Return what a plan that starts from epoch `line` costs; `applied`: host → (plan, host start) that it has applied."""
+
+    def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
+        """Return the removal to propose for a stopped agent. None: the agent leaves later, and its host is answered then."""
+
+
+class ModeChoice:
+    """Choice of the mode, final once the state knows the protocol. Before that no call depends on the mode."""
+
+    def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
+        self._state = state
+        self._coordinated = coordinated
+        self._koo_toueg = koo_toueg
+        self._autonomous = autonomous
+        self._chosen: Mode | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Return the mode in which this fleet makes its epochs."""
+        if self._chosen is not None:
+            return self._chosen
+        mode = self._coordinated
+        if self._state.is_logged:
+            mode = self._autonomous if self._state.is_autonomous else self._koo_toueg
+        if self._state.image.protocol:
+            self._chosen = mode
+        return mode
+
+
+RETRY_NS = 1 * SECOND_NS
+"""Delay before an epoch for the logs or a recovery is retried after a failure of the store: a full disk is not cleared faster."""
+
+LOG_TRIGGER = "log"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Start of an epoch: the plan, the line at that time and, in koo-toueg, the initiators of the round."""
+
+    plan: int
+    line: dict[str, int]
+    initiators: tuple[str, ...]
+
+
+class LineEpochs:
+    """The running epoch of a logged fleet.
+
+    Attributes:
+        recovery_failures: number of recovery epochs that could not be stored since the last plan.
+    """
+
+    def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: Lines) -> None:
+        self._shared = shared
+        self._open_epochs = open_epochs
+        self._lines = lines
+        self._proposed: Begin | None = None
+        """Start for the pending BeginEpoch."""
+        self._begun: dict[int, Begin] = {}
+        self._retry_ns = 0
+        self.recovery_failures = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether an epoch is open, or about to be."""
+        return bool(self._shared.state.open_epochs()) or self._shared.is_pending("begin")
+
+    # ---- begin ----------------------------------------------------------------------------------------------------
+
+    def may_begin(self, trigger: str) -> bool:
+        """Return whether the ledger is loaded, and the retry delay after a failure is over."""
+        is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
+        return self._lines.ledger is not None and not (is_urgent and self._shared.now < self._retry_ns)
+
+    def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
+        """Propose BeginEpoch; return whether it was proposed."""
+        state, ledger = self._shared.state, self._lines.ledger
+        if ledger is None or not self.may_begin(trigger):
+            return False
+        if not self._shared.propose("begin", op.BeginEpoch(state.image.begun, trigger)):
+            return False
+        self._proposed = Begin(state.plan_number, dict(ledger.line), initiators)
+        return True
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """Take the result of BeginEpoch."""
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and result is not None and not result.is_refused:
+            self._begun[result.number] = proposed
+
+    def take(self, epoch: int) -> Begin | Failing | None:
+        """Return the start of an open epoch. None: BeginEpoch is pending, and its result shows whether this leader began the epoch."""
+        if self._shared.is_pending("begin"):
+            return None
+        begun = self._begun.pop(epoch, None)
+        if begun is None:
+            return Failing("the coordinator that began it has ended")
+        if begun.plan != self._shared.state.plan_number or self._lines.ledger is None:
+            return Failing("the checkpoints in the store are being read")
+        return begun
+
+    # ---- progress -------------------------------------------------------------------------------------------------
+
+    def on_materialised(self, event: LineMaterialised) -> None:
+        """Decide the epoch of a stored line, or fail it. Damage found while the epoch is failing already is handled too."""
+        entry = self._open_epochs.get(event.epoch)
+        if entry is None or not isinstance(entry.stage, StoringLine | Failing):
+            return
+        if event.error or event.damaged_path:
+            self._fail(entry, event)
+        elif isinstance(entry.stage, StoringLine):
+            sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
+            self._lines.on_materialised(event)
+            self._open_epochs.decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
+
+    def _fail(self, entry: OpenEpoch, event: LineMaterialised) -> None:
+        problem = f"its line could not be stored: {event.error or event.damaged_path}"
+        self._shared.note("error", f"epoch {event.epoch}: {problem}")
+        if event.damaged_path:
+            self._open_epochs.fail(entry, problem)
+            self._lines.on_damaged(event)
+        else:
+            self._open_epochs.fail_to_store(entry, problem)
+            self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
+            self._retry_ns = self._shared.now + RETRY_NS
+
+    def on_plan_ended(self) -> None:
+        """Reset the count of failures after CommitPlan."""
+        self.recovery_failures = 0
+
+
+class Leaving:
+    """Stopped agents that wait for their removal."""
+
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._lines = lines
+        self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
+
+    def on_asked(self, session: HostSession, message: RetireAgent) -> None:
+        """Take a host's report that an agent has stopped."""
+        self._waiting[message.agent] = (session, message)
+
+    def evaluate(self) -> None:
+        """Propose the removal of finished agents, and notify the hosts of removed ones."""
+        state = self._shared.state
+        for agent, (session, asked) in list(self._waiting.items()):
+            if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:
+                del self._waiting[agent]  # the host asks again under the next plan, or on the next stream
+            elif state.has_left(agent):
+                del self._waiting[agent]
+                self._lines.on_left(agent)
+                self._shared.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
+            elif agent in self._lines.finished:
+                self._shared.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
