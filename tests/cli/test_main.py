@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
-from snapline.cli.fleets import check_reference, load
+from snapline.cli.fleet import check_reference, load
 from snapline.cli.groups import COMMANDS, GROUPS
 from snapline.cli.main import app
 from snapline.cli.options import Display, SecurityOptions, check_address, check_addresses, parse_arguments, parse_peers

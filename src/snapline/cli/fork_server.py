@@ -38,7 +38,7 @@ IMPORTED = (
     "snapline.cli.coordinator",
     "snapline.cli.hosts",
     "snapline.cli.processes",
-    "snapline.cli.fleets",
+    "snapline.cli.fleet",
     "snapline.agent_runtime.host.process",
     "snapline.coordinator.service.server",
 )

@@ -241,7 +241,7 @@ def host_run(
     forked.prepare()  # before anything imports gRPC
     from snapline.agent_runtime.host.process import HostOptions, run_host
     from snapline.agent_runtime.host.turn_marks import default_marks
-    from snapline.cli.fleets import load
+    from snapline.cli.fleet import load
 
     check_address(listen, "--listen")
     log_ids = _start_logging(log_lines, host=check_id(host, "host"))

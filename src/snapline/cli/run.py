@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import PARTIAL, command
-from snapline.cli.fleets import check_reference
+from snapline.cli.fleet import check_reference
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
     BeginAnew,

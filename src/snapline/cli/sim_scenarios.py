@@ -186,7 +186,7 @@ class ScenarioChanges:
         import msgspec
 
         from snapline.agent_runtime.fleet import load_function
-        from snapline.cli.fleets import check_reference, load, make_agents
+        from snapline.cli.fleet import check_reference, load, make_agents
         from snapline.sim.scenario import FleetPart
         from snapline.sim.search.coverage import turns_of
         from snapline.sim.workloads import make_workload
@@ -341,7 +341,7 @@ def check_fleet(scenario: "Scenario") -> None:
     Raises:
         FleetDefinitionError: there is no such module.
     """
-    from snapline.cli.fleets import check_reference
+    from snapline.cli.fleet import check_reference
 
     if scenario.fleet.module:
         allow_current_folder()

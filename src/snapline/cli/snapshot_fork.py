@@ -59,17 +59,17 @@ def fork(
     import msgspec
 
     from snapline.agent_runtime.snapshots.forking import ForkRequest, fork_snapshot
-    from snapline.cli import fleets
+    from snapline.cli.fleet import check_reference, load
     from snapline.deploy.data_directory import folder_of_fork
 
     if arg and not fleet:
         raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
     if fleet:
-        fleets.check_reference(fleet)
+        check_reference(fleet)
     request = ForkRequest(
         name=name,
         settings=parse_settings(settings or []),
-        fleet=fleets.load(fleet, parse_arguments(arg)) if fleet else None,
+        fleet=load(fleet, parse_arguments(arg)) if fleet else None,
         inputs=inputs.value,
         is_live=live,
     )

@@ -10,6 +10,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
+from snapline.cli.fleet import check_reference
 from snapline.cli.fleet_locations import (
     background_pid,
     folder_of,
@@ -18,7 +19,6 @@ from snapline.cli.fleet_locations import (
     stop_background,
     until_up,
 )
-from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
     REPLICAS,
