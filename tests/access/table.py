@@ -309,7 +309,7 @@ FILES = {
     "data/launcher.lock": Kind(PUBLIC, "nothing", "storage/disk/local_disk.py"),
     "data/launcher.*": Kind(PUBLIC, "a process id, and what the launcher printed", "cli/fleet_locations.py"),
     "data/plan.json": Kind(PUBLIC, "what runs where, no secrets", "deploy/detached_fleet.py"),
-    "data/hosts-wanted": Kind(PUBLIC, "a number", "deploy/scaling.py"),
+    "data/hosts-wanted": Kind(PUBLIC, "a number", "deploy/running_fleet.py"),
     "data/*.health": Kind(PUBLIC, "a socket: whether a process lives"),
     "cache/snapline/": Kind(PRIVATE, "lists of snapshots", "storage/retention/catalog.py"),
     "cache/snapline/*": Kind(WITHIN, "one for each store"),

@@ -23,7 +23,7 @@ from snapline.deploy.child import Child
 from snapline.deploy.data_directory import LOGS_FOLDER, STORE_FOLDER, lock, write_address
 from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
-from snapline.deploy.scaling import request_hosts
+from snapline.deploy.running_fleet import request_hosts
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.certificates import Authority
 from snapline.storage.capture.npy_file import write_npy

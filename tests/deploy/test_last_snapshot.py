@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.running_fleet import LaunchedFleet
-from snapline.deploy.status import HostReading
+from snapline.deploy.running_fleet import HostReading, LaunchedFleet
 
 
 class _Launcher:

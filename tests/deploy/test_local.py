@@ -16,7 +16,7 @@ from snapline.deploy import supervisor as keeper
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
-from snapline.deploy.status import HostReading
+from snapline.deploy.running_fleet import HostReading
 from snapline.errors import (
     CoordinatorUnavailableError,
     ExternalFailureError,

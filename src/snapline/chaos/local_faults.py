@@ -39,7 +39,7 @@ from snapline.chaos.process_faults import Processes, flip
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import PORTS, STORE_FOLDER
 from snapline.deploy.local import LocalFleet
-from snapline.deploy.status import FleetReading
+from snapline.deploy.running_fleet import FleetReading
 from snapline.errors import ExternalFailureError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security

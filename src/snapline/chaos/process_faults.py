@@ -23,8 +23,7 @@ import msgspec
 from snapline.chaos import executor as cm
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.detached_fleet import OPERATOR, DetachedPlan, commands_for, connect, launcher_of
-from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
-from snapline.deploy.status import FleetReading
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, FleetReading, LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts

@@ -24,7 +24,7 @@ from snapline.protocols.names import is_autonomous, mode_of
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.deploy.local import Ending, LocalFleet
-    from snapline.deploy.status import FleetReading
+    from snapline.deploy.running_fleet import FleetReading
     from snapline.examples.import_graph import ImportGraph
     from snapline.messages.coordinator_client import CoordinatorClient
     from snapline.messages.status import FleetStatus

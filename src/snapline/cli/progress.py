@@ -8,7 +8,7 @@ from snapline.cli.output import Printer, count
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.deploy.status import FleetReading
+    from snapline.deploy.running_fleet import FleetReading
 
 DEGRADED = "degraded"
 """Coordinator's name for the state of a store that accepts no epochs."""

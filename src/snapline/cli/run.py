@@ -190,7 +190,7 @@ async def _run(
 ) -> "Ending":
     from snapline.deploy.data_directory import METRICS_FOLDER
     from snapline.deploy.local import LocalFleet
-    from snapline.deploy.scaling import follow
+    from snapline.deploy.running_fleet import follow
 
     task = asyncio.current_task()
     assert task is not None

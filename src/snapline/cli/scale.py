@@ -38,7 +38,7 @@ def scale(
     Nothing is lost: agents move by a plan from a snapshot that is taken for it. For fleets that a process on this machine keeps
     (`snapline up`, `snapline run`).
     """
-    from snapline.deploy.scaling import check_supervised
+    from snapline.deploy.running_fleet import check_supervised
 
     folder = connection.folder()
     check_supervised(folder)
@@ -54,8 +54,7 @@ def scale(
 async def _scale(
     client: "CoordinatorClient", folder: Path, hosts: int, deadline_s: float, progress: FleetProgress
 ) -> "FleetStatus":
-    from snapline.deploy.running_fleet import host_names
-    from snapline.deploy.scaling import request_hosts
+    from snapline.deploy.running_fleet import host_names, request_hosts
 
     names = host_names(hosts)
     now = await client.status()

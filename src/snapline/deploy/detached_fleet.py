@@ -22,11 +22,9 @@ from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_fi
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
-from snapline.deploy.scaling import follow
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, FleetReading, LaunchedFleet, follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
-from snapline.deploy.status import FleetReading
 from snapline.deploy.supervisor import Ending
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private

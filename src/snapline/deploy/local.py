@@ -16,9 +16,8 @@ from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
 from snapline.deploy.fork_server import ForkServer, is_forkable
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.running_fleet import STOP_GRACE_S, LaunchedFleet
+from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, FleetReading, LaunchedFleet
 from snapline.deploy.starting import environment_of
-from snapline.deploy.status import CoordinatorReader, FleetReading
 from snapline.deploy.supervisor import Ending, OnFailure
 from snapline.folders import make_private
 from snapline.messages.turn_deaths import TurnDeath

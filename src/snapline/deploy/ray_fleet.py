@@ -22,8 +22,7 @@ from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import SUPERVISOR_NAME, PrivateFiles, RayLauncher
-from snapline.deploy.running_fleet import LaunchedFleet
-from snapline.deploy.status import CoordinatorReader, FleetReading
+from snapline.deploy.running_fleet import CoordinatorReader, FleetReading, LaunchedFleet
 from snapline.deploy.supervisor import Ending
 from snapline.errors import (
     DamagedDataError,

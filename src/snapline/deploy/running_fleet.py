@@ -8,17 +8,23 @@ Time limits use `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancella
 watcher that outlived `stop()` would start processes that nobody ends.
 
 Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and end with `stop()` or `async with`.
+
+Target number of hosts of a fleet: a number in a file of its folder, which the supervising process applies.
+
+The file exists only while that process runs; the next start of the fleet writes it again.
+
+Status fields of a fleet that a launcher reads from `CoordinatorClient`.
 """
 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Self, assert_never
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Protocol, Self, assert_never
 
 from snapline.deploy.commands import Commands
 from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
-from snapline.deploy.status import CoordinatorReader, FleetReading
 from snapline.deploy.supervisor import (
     EmitNote,
     Ending,
@@ -53,6 +59,62 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.ids import check_id
+from snapline.messages.concerns import Concern
+from snapline.messages.turn_deaths import TurnDeath
+
+
+class HostReading(Protocol):
+    """Fields of one host's status that the launcher reads."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def turns(self) -> int: ...
+    @property
+    def dead_letters(self) -> int: ...
+
+
+class StoreReading(Protocol):
+    """Fields of the store's status that the launcher reads."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class FleetReading(Protocol):
+    """Fields of the coordinator's status that the launcher reads."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def last_complete_epoch(self) -> int: ...
+    @property
+    def epochs_completed(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[HostReading]: ...
+    @property
+    def leader(self) -> str: ...
+    @property
+    def store(self) -> StoreReading: ...
+    @property
+    def concerns(self) -> Sequence[Concern]: ...
+
+
+class CoordinatorReader(Protocol):
+    """The part of `CoordinatorClient` that the launcher uses."""
+
+    def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetReading]: ...
+    def report_host_exit(
+        self, host: str, instance: str, reason: str, *, died_in: Sequence[TurnDeath] = ()
+    ) -> Awaitable[object]: ...
+    def close(self) -> Awaitable[None]: ...
+
 
 HOSTS_MAX = 1_000
 """Largest number of hosts that a coordinator accepts."""
@@ -453,3 +515,37 @@ def _connect_loopback(address: str) -> CoordinatorReader:
     from snapline.security.transport import Security
 
     return CoordinatorClient(address, Security.loopback())
+
+
+HOSTS_REQUEST_FILE = "hosts-wanted"
+LOOK_S = 0.2
+
+
+def check_supervised(folder: Path) -> None:
+    """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or did so until it was killed."""
+    if not (folder / HOSTS_REQUEST_FILE).exists():
+        raise UsageError(
+            f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
+        )
+
+
+def request_hosts(folder: Path, hosts: int) -> None:
+    """Write the target number of hosts of the fleet in `folder`."""
+    new = folder / f"{HOSTS_REQUEST_FILE}.new"
+    new.write_text(f"{hosts}\n")
+    new.replace(folder / HOSTS_REQUEST_FILE)
+
+
+async def follow(fleet: LaunchedFleet, folder: Path) -> None:
+    """Scale the fleet to the target number of hosts whenever it changes, until cancelled."""
+    file = folder / HOSTS_REQUEST_FILE
+    request_hosts(folder, len(fleet.hosts))
+    try:
+        while True:
+            with contextlib.suppress(OSError, ValueError, UsageError):  # the file holds no valid number of hosts
+                hosts = int(file.read_text())
+                if hosts != len(fleet.hosts):
+                    fleet.scale(hosts)
+            await asyncio.sleep(LOOK_S)
+    finally:
+        file.unlink(missing_ok=True)
