@@ -23,8 +23,7 @@ from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.workloads.user_inputs import GivenInputs
 from snapline.sim.world.kernel import Journal
-from snapline.sim.world.limits import limited
-from snapline.sim.world.manifest_cache import manifests_cached
+from snapline.sim.world.product_patches import limited, manifests_cached
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 

@@ -25,7 +25,7 @@ from snapline.sim.mutants.registry import Mutant, check_replaceable, template, u
 from snapline.sim.mutants.registry import crash_at as _crash
 from snapline.sim.mutants.turn_catalogue import TURN_MUTANTS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
-from snapline.sim.world.patches import patched
+from snapline.sim.world.product_patches import patched
 
 CHANDY = "chandy-lamport"
 AUTONOMOUS = ("uncoordinated", "bcs", "hmnr")

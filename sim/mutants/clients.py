@@ -12,7 +12,7 @@ from snapline.client.queues import AgentQueue, AgentQueues, Entry
 from snapline.messages.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 
 def retry_counted_as_accepted() -> list[Patch]:

@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.saved_effects import SavedEffects
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from snapline.sim.mutants import effects
 from snapline.sim.mutants.registry import HOSTS, Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FleetPart, LivenessPart, PatternPart, RunPart, StepsPart
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 PAID = replace(
     template(

@@ -14,7 +14,7 @@ from snapline.messages import host_messages as msg
 from snapline.sim.faults.fault_kinds import CoordinatorFault, CrashFault
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import KnownKey
 
 CRASHES = [FaultPart(crash=CrashFault(at=f"{at}ms", restart_after="200ms")) for at in range(600, 4600, 500)]

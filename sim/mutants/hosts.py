@@ -16,7 +16,7 @@ from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.messages.host_messages import StopEvaluated
 from snapline.protocols.epoch_stamped import EpochRecording, EpochStampedCore, RecordedPart, WaitingMessage
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 

@@ -13,7 +13,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.reply_waiters import ReplyWaiters
 from snapline.coordinator.service import log_sweeper
 from snapline.messages.inputs import ACCEPTED, InputOutcome
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.garbage import find_garbage
 from snapline.storage.log.names import entry_path
 from snapline.storage.log.reader import holds_batch

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.messages.dead_letters import DROP, DeadLetterCommand, read_dead_letter_command
 from snapline.messages.inputs import ACCEPTED, InputOutcome
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 
 def handled_letter_stays() -> list[Patch]:

@@ -4,7 +4,7 @@ from snapline.channels.frame import Items
 from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 
 def no_dedupe() -> list[Patch]:

@@ -13,7 +13,7 @@ from snapline.coordinator.service import output_releaser
 from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage
 from snapline.coordinator.state.lineage import Ancestor
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutputs
 

@@ -15,7 +15,7 @@ from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.store.store import Store
 
 

@@ -27,7 +27,7 @@ from snapline.sim.scenario import (
     Scenario,
     SwarmPart,
 )
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
 """Sizes of drawn fleets; small ones show these bugs as well as large ones."""

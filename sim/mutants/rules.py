@@ -5,7 +5,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.hmnr import HmnrRule
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 
 
 def _never(*_: object) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.sim.world.disk import NodeDisk
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import record
 from snapline.storage.packs import blob, pack
 

@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.logged_steps import LoggedSteps, turn_seed
-from snapline.sim.world.patches import Patch
+from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 

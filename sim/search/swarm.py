@@ -48,7 +48,7 @@ from snapline.sim.scenario import (
 )
 from snapline.sim.search.fault_generators import FAULT_GENERATORS, MESSAGES_ENDLESS, MS, US, S, ScenarioDraw, Span
 from snapline.sim.workloads.registry import takes_inputs
-from snapline.sim.world.limits import LIMITS
+from snapline.sim.world.product_patches import LIMITS
 
 AGENTS_LEAST = 2
 """Smallest number of agents; two can run every pattern."""

@@ -47,7 +47,7 @@ from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, other_hash_seed
 from snapline.sim.search.replay import Divergence, Fingerprint, check_determinism, fingerprint_of
 from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task, error_kind
-from snapline.sim.world.limits import LIMITS
+from snapline.sim.world.product_patches import LIMITS
 
 BEYOND_BUDGET = "disk: stale-read"
 """Fault that is drawn but left out in all scenarios whose faults stay within the budget."""

@@ -15,7 +15,7 @@ from snapline.coordinator.state.operations import AdmitHost, Operation, decode_o
 from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world import replicated_log
-from snapline.sim.world.patches import patched
+from snapline.sim.world.product_patches import patched
 from snapline.sim.world.raft_model import MS, RaftModel
 from snapline.sim.world.replicated_log import SimulatedLog
 

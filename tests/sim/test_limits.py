@@ -36,8 +36,8 @@ from snapline.sim.scenario import (
 from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.search.sweep import count_drawn, empty_counts, never_drawn
 from snapline.sim.world.kernel import Kernel
-from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
+from snapline.sim.world.product_patches import LIMITS, limited
 from snapline.sim.world.world_observer import StoreObserver
 from snapline.storage.retention import retention_policy
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained

@@ -6,7 +6,7 @@ import pytest
 
 from snapline.errors import DamagedDataError
 from snapline.sim.world.disk import VirtualDisk
-from snapline.sim.world.manifest_cache import MANIFESTS_KEPT, manifests_cached, remembered
+from snapline.sim.world.product_patches import MANIFESTS_KEPT, manifests_cached, remembered
 from snapline.storage.disk.layout import manifest_path
 from snapline.storage.store import files
 from snapline.storage.store.manifest import Manifest, Metadata, decode_manifest, encode_manifest

@@ -166,7 +166,7 @@ def _limited(path: Path) -> Any:
     """Return a context with the scenario's limits of the product."""
     import msgspec
 
-    from snapline.sim.world.limits import limited
+    from snapline.sim.world.product_patches import limited
 
     return limited(msgspec.json.decode(path.read_bytes(), type=dict[str, int]))
 

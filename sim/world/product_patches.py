@@ -6,15 +6,45 @@ nodes; FoundationDB calls such limits knobs.
 
 All guarantees hold for every value in `drawn`. The values respect the conditions between limits: a window fits a frame, and a
 frame fits a part of a message.
+
+Temporary replacement of the product's attributes for one run.
+
+Cache of decoded manifests, which a run reads repeatedly.
+
+Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a small fleet.
+Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache has no effect but the saved time. Damaged
+bytes have another key, and errors are not cached.
 """
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
-from snapline.sim.world.patches import Patch, patched
+from snapline.storage.store import files
+from snapline.storage.store.manifest import Manifest, decode_manifest
+
+Patch = tuple[Any, str, Any]
+"""Object, attribute, replacement."""
+
+
+@contextlib.contextmanager
+def patched(patches: Sequence[Patch]) -> Iterator[None]:
+    """Set the replacements while inside, and restore the originals afterwards."""
+    before = [(owner, attribute, vars(owner).get(attribute)) for owner, attribute, _ in patches]
+    for owner, attribute, replacement in patches:
+        setattr(owner, attribute, replacement)
+    try:
+        yield
+    finally:
+        for owner, attribute, original in reversed(before):
+            if original is None:  # the attribute was inherited
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, original)
+
 
 MS_NS = 1_000_000
 
@@ -188,3 +218,34 @@ def _patches(limit: Limit, value: int) -> Iterator[Patch]:
 def _owner(place: str) -> tuple[object, str]:
     module, _, constant = place.rpartition(".")
     return importlib.import_module(f"snapline.{module}"), constant
+
+
+MANIFESTS_KEPT = 256
+"""Number of cached manifests: more than a small fleet's store holds, and bounded for large ones."""
+
+
+class ManifestDecoder(Protocol):
+    """`decode_manifest`, or a replacement of it."""
+
+    def __call__(self, data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest: ...
+
+
+def manifests_cached() -> contextlib.AbstractContextManager[None]:
+    """Cache decoded manifests during one run, so that the store decodes each once."""
+    return patched([(files, "decode_manifest", remembered(decode_manifest))])
+
+
+def remembered(decode: ManifestDecoder) -> ManifestDecoder:
+    """Return the function with a cache of its results."""
+    known: dict[tuple[bytes, str, str, int | None], Manifest] = {}
+
+    def decoded(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
+        key = data, root, path, epoch
+        manifest = known.get(key)
+        if manifest is None:
+            if len(known) >= MANIFESTS_KEPT:
+                known.clear()
+            manifest = known[key] = decode(data, root=root, path=path, epoch=epoch)
+        return manifest
+
+    return decoded
