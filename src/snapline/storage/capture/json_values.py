@@ -53,7 +53,7 @@ class _Values:
                 return [self.of(item) for item in value]
             case SavedArray():
                 self._count(value.content.size_bytes)
-                return _array(value)
+                return _json_array(value)
             case SavedHistory():
                 self._count(value.content.size_bytes)
                 return [self.of(record) for record in value.records()]
@@ -75,7 +75,7 @@ class _Values:
             raise too_large(size_bytes, self._bytes_max)
 
 
-def _array(array: SavedArray) -> object:
+def _json_array(array: SavedArray) -> object:
     values = first_values(array.in_memory(), array.size)
     return str(array) if values is None else _nested(values, array.shape)
 

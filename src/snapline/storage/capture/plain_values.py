@@ -40,15 +40,15 @@ def plain_value(value: object) -> object:
         case list() | tuple():
             return [plain_value(item) for item in value]
         case SavedArray():
-            return _array(value)
+            return _plain_array(value)
         case SavedHistory():
             return [plain_value(record) for record in value.records()]
         case SavedBytes():
-            return _bytes(value)
+            return _plain_bytes(value)
     return value
 
 
-def _array(array: SavedArray) -> object:
+def _plain_array(array: SavedArray) -> object:
     content = array.content.whole()
     writable = bytearray(content) if content.readonly else content
     if array.is_tensor:
@@ -62,7 +62,7 @@ def _array(array: SavedArray) -> object:
         raise UsageError(f"this state holds arrays, which take NumPy: install snapline[numpy] ({error})") from error
 
 
-def _bytes(value: SavedBytes) -> object:
+def _plain_bytes(value: SavedBytes) -> object:
     content = value.content.whole()
     if value.code not in (RANDOM_EXTENSION, GENERATOR_EXTENSION):
         return bytes(content)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import DTypeLike
 
-    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
+    from snapline.storage.capture.trackers import Array
+
+if TYPE_CHECKING:
     Rows = slice | SupportsIndex | Iterable[SupportsIndex]
 
 TRACKED_BYTES_MIN = 1024 * 1024

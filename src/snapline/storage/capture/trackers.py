@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import numpy
 
+if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
 
 log = logging.getLogger("snapline.host")

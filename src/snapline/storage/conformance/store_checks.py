@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from snapline.errors import StoreError
+from snapline.storage.conformance.log_checks import _first_error
 from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, race, require
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
@@ -169,10 +170,6 @@ def _demand_whole(store: Store, *, unreferenced: int) -> None:
     verification = store.verify()
     require(verification.is_whole, f"verify finds {verification.findings[:1]}")
     require(len(verification.unreferenced) == unreferenced, f"verify finds as garbage {verification.unreferenced}")
-
-
-def _first_error(results: list[str | Exception] | list[Exception | None]) -> Exception | None:
-    return next((result for result in results if isinstance(result, Exception)), None)
 
 
 STORE_CHECKS = [

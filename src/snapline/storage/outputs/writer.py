@@ -39,6 +39,7 @@ from snapline.storage.ages import ages_ns
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
+from snapline.storage.outputs.consumers import _ID_BYTES
 from snapline.storage.outputs.consumers import ConsumerPosition, acknowledge, forget, lowest_cursor, read_consumers
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor
 from snapline.storage.outputs.reader import list_parts, read_part, released_epochs
@@ -57,8 +58,6 @@ jump of the clock."""
 
 LOOKED_AT = 256
 """Approximate number of releases that one deletion reads. If there are more, it reads a sample, and deletes each with the releases before it."""
-
-_ID_BYTES = 16
 
 
 class OutputWriter:

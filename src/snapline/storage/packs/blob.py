@@ -50,8 +50,8 @@ _PROBE_PARTS = 4
 _SAVED_PERCENT_MIN = 3
 """Below this, decompression at restore costs more than the bytes saved."""
 
-_MAGIC = b"SNAPBLOB"
-_FIXED = struct.Struct("<8sBBHIQQ32s32s")
+_BLOB_MAGIC = b"SNAPBLOB"
+_BLOB_HEADER = struct.Struct("<8sBBHIQQ32s32s")
 _CHECK_BYTES = 16
 
 
@@ -134,7 +134,7 @@ PLAIN_KEYRING = Keyring("", "")
 
 def header_bytes(name: str) -> int:
     """Return the length of the header of a blob called `name`, which is ASCII."""
-    return _FIXED.size + len(name) + _CHECK_BYTES
+    return _BLOB_HEADER.size + len(name) + _CHECK_BYTES
 
 
 def end_of(entry: BlobEntry) -> int:
@@ -162,8 +162,8 @@ def encode_header(entry: BlobEntry) -> bytes:
     """Return the header of the blob `entry`. The header does not contain the offset."""
     name = entry.name.encode("ascii")
     head = (
-        _FIXED.pack(
-            _MAGIC,
+        _BLOB_HEADER.pack(
+            _BLOB_MAGIC,
             entry.kind,
             entry.codec,
             len(name),

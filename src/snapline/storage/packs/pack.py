@@ -26,6 +26,7 @@ from snapline.ids import check_id
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of, seal, unseal
+from snapline.storage.packs.blob import _CHECK_BYTES
 from snapline.storage.packs.blob import (
     KIND_CHECKPOINT,
     KIND_CHUNK,
@@ -46,10 +47,9 @@ INDEX_BYTES_MAX = 2**28
 
 _HEADER_KIND = b"PACK"
 _INDEX_KIND = b"INDX"
-_MAGIC = b"SNAPFOOT"
+_FOOTER_MAGIC = b"SNAPFOOT"
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _CHECKED = struct.Struct("<QQ32s")
-_CHECK_BYTES = 16
 _TAIL_BYTES = 2**16
 """Bytes of a first read at the end: enough for footer and index of a pack of about 500 blobs."""
 
@@ -104,7 +104,7 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def header(self) -> bytes:
         """Return the header record with which the file must begin."""
-        return encode_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
+        return encode_pack_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
 
     def checkpoints(self) -> list[BlobEntry]:
         """Return the entries of checkpoints, in order."""
@@ -122,7 +122,7 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _index_decoder = msgspec.msgpack.Decoder(PackIndex)
 
 
-def encode_header(header: PackHeader) -> bytes:
+def encode_pack_header(header: PackHeader) -> bytes:
     """Return the header record."""
     return seal(_HEADER_KIND, canonical.encode(header))
 
@@ -157,7 +157,7 @@ class PackWriter:
         Raises:
             UsageError: a name is invalid (in a checkpoint pack: not number and id), or a name or chunk is a duplicate.
         """
-        header = encode_header(self._header)
+        header = encode_pack_header(self._header)
         yield header
         offset = len(header)
         entries: list[BlobEntry] = []
@@ -208,7 +208,7 @@ class PackWriter:
         self.index_digest = record[-DIGEST_BYTES:]
         checked = _CHECKED.pack(offset, len(record), self.index_digest)
         yield record
-        yield checked + digest_of(checked)[:_CHECK_BYTES] + _MAGIC
+        yield checked + digest_of(checked)[:_CHECK_BYTES] + _FOOTER_MAGIC
         self.size_bytes = offset + len(record) + _FOOTER.size
 
 
@@ -248,7 +248,7 @@ def _read_footer(tail: bytes, *, path: str, size_bytes: int, epoch: int | None) 
         raise damaged(path, f"truncated: {size_bytes} bytes, too short for a pack", epoch=epoch)
     footer = tail[-_FOOTER.size :]
     offset, length, digest, check, magic = _FOOTER.unpack(footer)
-    if magic != _MAGIC or digest_of(footer[: _CHECKED.size])[:_CHECK_BYTES] != check:
+    if magic != _FOOTER_MAGIC or digest_of(footer[: _CHECKED.size])[:_CHECK_BYTES] != check:
         raise damaged(path, "no footer at its end: truncated, or bytes were changed or added", epoch=epoch)
     if offset + length + _FOOTER.size != size_bytes or length > INDEX_BYTES_MAX:
         raise damaged(path, "the footer's offsets do not fit the file's length", epoch=epoch)
