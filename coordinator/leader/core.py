@@ -94,8 +94,7 @@ from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.leader.modes.freeze import Freezing
-from snapline.coordinator.leader.modes.koo_toueg import KooToueg
-from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers

@@ -14,7 +14,7 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.checkpoint_modes import Begin, LineEpochs
 from snapline.coordinator.leader.modes.freeze import ANY_FREEZE, Freezing
-from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.modes.koo_toueg_epochs import Rounds
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import backlog, checkpoint_writer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
 from snapline.agent_runtime.host.modes.pause import AgentPause
-from snapline.coordinator.leader.modes import koo_toueg
+from snapline.coordinator.leader.modes import koo_toueg_epochs
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -73,7 +73,7 @@ def test_agents_stand_still_and_go_on(protocol: str, most: list[int]) -> None:
 @pytest.mark.slow
 def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[int]) -> None:
     """Koo-Toueg: the logs of agents that no round has asked for long were bounded by nothing."""
-    monkeypatch.setattr(koo_toueg, "ROUND_LOG_BYTES", LOGS_MAX // 4)
+    monkeypatch.setattr(koo_toueg_epochs, "ROUND_LOG_BYTES", LOGS_MAX // 4)
     scenario = DEAD.format(protocol="koo-toueg").replace('every = "100ms"', 'every = "1h"').partition("[[fault]]")[0]
     # Logs that are left at the end are small: somebody asks for a snapshot now and then, so that the run may come to its end.
     result = run(parse_scenario(f'{scenario}[run]\nsnapshots_every = "20s"\n', source="here"), 1)
