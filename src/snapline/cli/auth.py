@@ -8,10 +8,9 @@ import typer
 
 from snapline.cli import auth_token
 from snapline.cli.command import command
-from snapline.cli.configuration import Context
 from snapline.cli.options import REPLICAS, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
-from snapline.cli.settings import UserSettings
+from snapline.cli.settings import Context, UserSettings
 from snapline.cli.up import Address, Name
 from snapline.errors import UsageError
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.configuration import Context
 from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
-from snapline.cli.settings import UserSettings
+from snapline.cli.settings import Context, UserSettings
 from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
 from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
 from snapline.cli.up_background import KEYS, plan_of

@@ -10,13 +10,12 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.configuration import Context
 from snapline.cli.fleet_locations import folder_of, logs_of
 from snapline.cli.log_entries import LogEntry, format_instant, has_level, merge, parse_level, parse_since
 from snapline.cli.log_files import ProcessLog, find_logs
 from snapline.cli.options import Display
 from snapline.cli.output import OutputFormat, document
-from snapline.cli.settings import UserSettings
+from snapline.cli.settings import Context, UserSettings
 from snapline.errors import NotFoundError
 from snapline.security.printable import printable
 

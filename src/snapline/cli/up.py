@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.configuration import Context
 from snapline.cli.fleet import check_reference
 from snapline.cli.fleet_locations import (
     background_pid,
@@ -36,7 +35,7 @@ from snapline.cli.options import (
 )
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.progress import FleetProgress
-from snapline.cli.settings import UserSetting, UserSettings
+from snapline.cli.settings import Context, UserSetting, UserSettings
 from snapline.cli.up_background import KEYS, down_detached, plan_of, recorded_plan, up_detached
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
