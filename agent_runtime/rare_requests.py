@@ -1,6 +1,6 @@
 """Requests that few turns make: most only send, and answer. A context makes one of these when it is first needed."""
 
-from snapline.agent_runtime.host.events import Emission, Spawn
+from snapline.agent_runtime.host.host_events import Emission, Spawn
 
 
 class RareRequests:

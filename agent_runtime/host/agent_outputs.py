@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from snapline.agent_runtime.host.events import Emission
+from snapline.agent_runtime.host.host_events import Emission
 from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutput, SavedOutputs
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.input_wire import ASK, answer_messages, decode_ask

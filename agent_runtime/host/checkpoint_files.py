@@ -9,7 +9,7 @@ with the state that will not send them again.
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, check_image, image_of, new_chunks, reported
 from snapline.agent_runtime.host.epoch_reports import NameIndex
 from snapline.errors import EncodingError, UsageError

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, unwritable, write_checkpoints
 from snapline.errors import EncodingError, SnaplineError
 from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage

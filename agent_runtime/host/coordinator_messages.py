@@ -3,7 +3,7 @@
 from sys import intern
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.blocked_agents import SHOWN_MAX, standing_agents
 from snapline.agent_runtime.host.core import HostCore
 from snapline.messages import host_messages as msg

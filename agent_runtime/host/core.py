@@ -45,15 +45,21 @@ The caller's duties:
 from collections.abc import Callable
 from typing import Any
 
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.epoch_request import EpochRequest
-from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_events import (
+    EffectsRequested,
+    ExternalSends,
+    TracingRequested,
+    ViewRequested,
+    WaitingAgentsRequested,
+)
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
@@ -70,12 +76,6 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
-from snapline.agent_runtime.host.view_events import (
-    EffectsRequested,
-    TracingRequested,
-    ViewRequested,
-    WaitingAgentsRequested,
-)
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused
 from snapline.messages import host_messages as msg

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
@@ -31,13 +31,13 @@ from snapline.agent_runtime.host.epoch_files import (
 )
 from snapline.agent_runtime.host.epoch_part_times import timed
 from snapline.agent_runtime.host.epoch_reports import EpochReports
+from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
 from snapline.agent_runtime.host.shutdown import ask_stop, read_probe
 from snapline.agent_runtime.host.tracing import Tracing
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.channels.child_processes import exit_if_child

@@ -24,9 +24,9 @@ import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
 from snapline.agent_runtime.host import dead_letters, effect_resolutions
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import observer_events as we
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState

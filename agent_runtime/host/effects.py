@@ -35,8 +35,8 @@ import msgspec
 from snapline.agent_runtime.compensations import undo_payload
 from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import observer_events as we
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_state import UNDONE, HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent

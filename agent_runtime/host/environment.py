@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import Timer
 from snapline.agent_runtime.host.turns import RunningTurn
 from snapline.channels.frame import LinkHello

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.messages.host_messages import BeginEpoch, EpochReport
 
 EPOCHS_KEPT = 8

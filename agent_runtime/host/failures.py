@@ -1,8 +1,8 @@
 """The part of a host core that keeps failures: failed agents, messages that crashed them, and dead letters."""
 
-from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import dead_letters
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode

@@ -13,8 +13,8 @@ unnoticed. Acknowledgements do not wait for the report.
 
 from typing import Protocol
 
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.agent_inputs import PendingInput
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn

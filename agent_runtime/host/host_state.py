@@ -6,7 +6,7 @@ Fields used by only one part belong to that part.
 from collections import deque
 from collections.abc import Iterable
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent, Peer
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
 

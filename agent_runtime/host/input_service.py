@@ -17,7 +17,7 @@ import grpc.aio
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.environment import HostEnvironment
-from snapline.agent_runtime.host.view_events import (
+from snapline.agent_runtime.host.host_events import (
     AnswerEffects,
     AnswerView,
     AnswerWaiting,

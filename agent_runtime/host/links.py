@@ -9,7 +9,7 @@ smaller id dials. The other one knocks: it asks to be dialled, and repeats the r
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode

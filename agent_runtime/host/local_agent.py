@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs

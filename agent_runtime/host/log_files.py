@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import EFFECT, LogBatch, LoggedEntry, LoggedInput

@@ -5,7 +5,7 @@ into the store (docs/protocols.md), so memory holds it only until then.
 """
 
 from snapline.agent_runtime.host.backlog import Backlog
-from snapline.agent_runtime.host.events import Log
+from snapline.agent_runtime.host.host_events import Log
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.policy import PolicyClock
 from snapline.protocols.rule import CheckpointRule

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import observer_events as we
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import (

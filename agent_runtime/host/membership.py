@@ -4,7 +4,7 @@ An agent is created after the coordinator has reserved its id. A stopping agent 
 ended.
 """
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others

@@ -6,7 +6,7 @@ The driver calls the hooks in the thread of its loop. By default each does nothi
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import LoadedLine

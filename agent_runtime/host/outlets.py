@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.host_state import HostState

@@ -12,7 +12,7 @@ would deadlock a cyclic fleet. An agent that has stopped also requests an epoch,
 
 from typing import Protocol
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest

@@ -22,7 +22,7 @@ import msgspec
 from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.input_service import InputService, TakeInput, unchanged_payload
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch

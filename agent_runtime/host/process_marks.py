@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
-from snapline.agent_runtime.host.durable_events import RunStep
+from snapline.agent_runtime.host.host_events import RunStep
 from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.host.turn_marks import (
     TurnMark,

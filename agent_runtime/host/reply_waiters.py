@@ -7,7 +7,7 @@ Answers are kept with the keys of consumed inputs (`agent_inputs.py`), so they b
 next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
 """
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState

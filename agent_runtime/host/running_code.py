@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection
 from types import CodeType
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host.durable_events import RunStep
-from snapline.agent_runtime.host.events import StartTurn
+from snapline.agent_runtime.host.host_events import RunStep, StartTurn
 from snapline.agent_runtime.host.turns import Turns
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from opentelemetry import context as contexts
 
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.host.turn_spans import EFFECT, TurnPlace, TurnSpans

@@ -13,8 +13,8 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, LATE_REPLY, EffectWork, StepWork, read_call
 from snapline.agent_runtime.effects import do_nothing, not_undone
 from snapline.agent_runtime.encoding import message_name
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_events import RunEffect, RunStep, StepEnded
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError

@@ -12,7 +12,7 @@ is the same turn at the same place (`logged_steps.py`). Agents that are not in t
 from typing import Protocol
 
 from snapline.agent_runtime.durable import DONE, FAILED
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
 from snapline.agent_runtime.host.host_state import HostState

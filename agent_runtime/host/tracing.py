@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterable
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink
+from snapline.agent_runtime.host.host_events import TracingRequested
 from snapline.agent_runtime.host.recent_trace import LOOK_S, RecentLines
-from snapline.agent_runtime.host.view_events import TracingRequested
 from snapline.messages.views import RecentTrace, TraceWanted
 
 MARKERS = ("send_marker", "receive_marker")

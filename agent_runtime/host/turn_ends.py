@@ -2,10 +2,10 @@
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
+from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, about

@@ -23,7 +23,7 @@ from opentelemetry.util.types import AttributeValue
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment

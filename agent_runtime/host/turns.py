@@ -21,8 +21,8 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import SegmentEnd, TurnJournal
 from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.step_execution import (
     NotUndoneError,
     WaitingTurn,

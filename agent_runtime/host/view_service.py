@@ -18,7 +18,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state, waiting_agent
-from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
+from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.errors import NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.messages.effect_records import UnfinishedEffect

@@ -8,9 +8,7 @@ import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.failures import sender_of, turn_kind_of
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, DurableTurn, LocalAgent
-from snapline.agent_runtime.host.view_events import (
+from snapline.agent_runtime.host.host_events import (
     AgentView,
     AnswerEffects,
     AnswerView,
@@ -21,6 +19,8 @@ from snapline.agent_runtime.host.view_events import (
     ViewRequested,
     WaitingAgentsRequested,
 )
+from snapline.agent_runtime.host.host_state import HostState
+from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, DurableTurn, LocalAgent
 from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,

@@ -7,7 +7,7 @@ import msgspec
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import driver
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from snapline.agent_runtime.host import driver, log_files
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_inputs import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs

@@ -3,7 +3,7 @@
 from typing import Any
 
 from snapline.agent_runtime.host import dead_letters
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.messages.dead_letters import DROP, DeadLetterCommand, read_dead_letter_command

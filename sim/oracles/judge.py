@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.events import Control
+from snapline.agent_runtime.host.host_events import Control
 from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, LATE
-from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
+from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.messages.effect_records import UNDO

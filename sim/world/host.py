@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import observer_events as we
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as lt
+from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed

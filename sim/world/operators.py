@@ -9,7 +9,7 @@ answers are reported to the oracle (`oracles/dead_letters.py`).
 from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.compensations import UNDO
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
 from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload

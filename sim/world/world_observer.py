@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.restore import restored
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, AnswerRestore

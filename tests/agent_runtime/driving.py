@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode

@@ -12,9 +12,9 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.durable import DONE
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.host.restore import restored

@@ -36,7 +36,7 @@ from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
 from snapline.agent_runtime.host import channel_ends
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.channels import channel
 from snapline.channels.fencing import LinkIdentity
 from snapline.channels.frame import Frame, Items, Marker, OpenChannel, decode_control

@@ -15,7 +15,7 @@ import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.fleet import encode_unchecked
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
 from snapline.agent_runtime.host.shutdown import ask_stop

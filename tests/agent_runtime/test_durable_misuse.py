@@ -11,8 +11,8 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.results import argument_digest
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn

@@ -24,14 +24,19 @@ from tests.agent_runtime.test_inputs import asked as answers
 
 from snapline.agent_runtime.compensations import UNDO, read_undo
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host.host_events import (
+    AnswerEffects,
+    AnswerView,
+    AppendBatch,
+    EffectsRequested,
+    ViewRequested,
+)
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.log_events import AppendBatch
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
-from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsRequested, ViewRequested
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
 from snapline.errors import ProtocolError

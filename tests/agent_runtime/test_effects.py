@@ -10,8 +10,8 @@ from tests.agent_runtime.driving import Driver
 from snapline.agent_runtime.compensations import UNDO, read_undo
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent, Pause
 from snapline.agent_runtime.host import agent_effects
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.messages import host_messages as msg

@@ -10,8 +10,8 @@ import pytest
 from tests.agent_runtime import driving
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.freeze import FREEZE_NS, HostFreeze

@@ -13,8 +13,8 @@ from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import FAILED
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 
 

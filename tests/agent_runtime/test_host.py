@@ -6,7 +6,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.security.transport import Security
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordinated
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.modes import coordinated as mode
 from snapline.channels.fencing import LINK_VERSION

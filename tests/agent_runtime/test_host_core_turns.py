@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS

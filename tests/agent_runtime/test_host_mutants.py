@@ -12,7 +12,7 @@ import pytest
 from tests.agent_runtime.coins import play
 
 from snapline.agent_runtime.host import channel_ends
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.links import HostLinks

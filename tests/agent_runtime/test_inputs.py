@@ -6,9 +6,9 @@ import pytest
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import agent_inputs, host_log, inputs
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

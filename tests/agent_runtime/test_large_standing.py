@@ -5,7 +5,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.storage.capture.image import PART_BLOB, StateImage
 

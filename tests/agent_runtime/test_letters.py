@@ -6,9 +6,9 @@ from tests.agent_runtime.test_durable_turns import RECEIVE, SEED, STEP, TOLD, fi
 from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked
 
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.host import dead_letter_events as lt
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
+from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent

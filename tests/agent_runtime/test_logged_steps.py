@@ -14,7 +14,7 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, SegmentEnd, TurnJournal
 from snapline.agent_runtime.encoding import encode_message, has_one_order
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, LoggedSteps, rolled, turn_seed
 from snapline.agent_runtime.results import argument_digest, encode_result

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.agent_runtime.driving import MS, Driver
 
 from snapline.agent_runtime.durable import DONE, Pause, call_id, reply_payload
-from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import durable_turns, local_agent
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, UnmatchedEntries
 from snapline.channels import channel

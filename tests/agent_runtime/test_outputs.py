@@ -6,7 +6,7 @@ import pytest
 from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.test_inputs import Client
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import outputs
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.messages import host_messages as msg

@@ -5,8 +5,8 @@ from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.test_effects import PROTOCOLS, ask, begun, checkpoint, end, intent, ledger, release, runs
 from tests.agent_runtime.test_letters import Operator
 
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.messages import host_messages as msg
 from snapline.messages import planned_ends as ends
 

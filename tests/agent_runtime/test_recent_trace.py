@@ -9,7 +9,7 @@ import pytest
 from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.test_host_core_epochs import begin, mark
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import recent_trace
 from snapline.agent_runtime.host.environment import HostEnvironment
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines

@@ -20,10 +20,10 @@ from tests.agent_runtime.test_durable_turns import (
 )
 
 from snapline.agent_runtime.durable import DONE, FAILED, Pause
-from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as de
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_log
-from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.logged_steps import LoggedSteps, rolled

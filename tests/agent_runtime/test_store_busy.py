@@ -13,7 +13,7 @@ from tests.kit.host import Host
 from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host import backlog
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent

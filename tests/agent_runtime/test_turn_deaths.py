@@ -10,7 +10,7 @@ import snapline
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, MessageSample, digest_of_turn
 from snapline.agent_runtime.host.turns import Turns

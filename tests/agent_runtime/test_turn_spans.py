@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail

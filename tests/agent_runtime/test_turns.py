@@ -13,7 +13,7 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import check_image
 from snapline.agent_runtime.host.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns

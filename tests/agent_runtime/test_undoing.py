@@ -13,7 +13,7 @@ from tests.agent_runtime.effect_world import RefusedError, World
 import snapline
 from snapline.agent_runtime.compensations import ARGUMENTS_BYTES_MAX, undo_payload
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.storage.packs.saved_effects import MadeEffect
 

@@ -5,7 +5,7 @@ from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.test_inputs import Client
 
 from snapline.agent_runtime.host import views
-from snapline.agent_runtime.host.view_events import (
+from snapline.agent_runtime.host.host_events import (
     AgentView,
     AnswerView,
     AnswerWaiting,

@@ -11,7 +11,7 @@ import pytest
 from tests.client.fake_fleet import FakeFleet
 from tests.kit.command_line import Outcome, Run
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.client import queues
 from snapline.messages.inputs import InputOutcome
 

@@ -8,9 +8,9 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.input_service import InputService
-from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport

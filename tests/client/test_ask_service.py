@@ -13,7 +13,7 @@ from tests.security.certificates import Authority
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import ask_service
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.hosts import HostCalls, OfferError
 from snapline.messages.input_wire import ASK_PATH, encode_ask

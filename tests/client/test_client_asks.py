@@ -7,7 +7,7 @@ import pytest
 from tests.client.fake_fleet import FakeFleet, fleet_and_client
 from tests.client.fake_host import Paid, Taken
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.client.outcomes import Reply
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (

@@ -13,7 +13,7 @@ import msgspec
 from tests.coordinator.world import SECOND, FakeHost, World
 from tests.kit.checkpoints import Packs, taken
 
-from snapline.agent_runtime.host import events as host_ev
+from snapline.agent_runtime.host import host_events as host_ev
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op

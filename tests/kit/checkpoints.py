@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
-from snapline.agent_runtime.host.events import Control, TakeCheckpoint
+from snapline.agent_runtime.host.host_events import Control, TakeCheckpoint
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.messages.host_messages import ReportedPack
 from snapline.storage.capture.image import StateImage

@@ -19,7 +19,7 @@ from tests.kit.host import Host
 from tests.kit.streams import Action, Streams
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import checkpoint_of
 from snapline.messages import host_messages as msg

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tests.kit.host import Host
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.channels.frame import Frame, LinkHello
 
 Action = Callable[[], None]

@@ -19,7 +19,7 @@ from tests.kit.host import Host
 from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
 from snapline.recovery import trace_merge

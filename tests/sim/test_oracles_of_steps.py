@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from snapline.agent_runtime.durable import DONE, Pause
-from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
+from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
 from snapline.sim.oracles.turn_oracles import StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 

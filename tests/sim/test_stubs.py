@@ -12,7 +12,7 @@ from tests.sim.paying_fleets import ORDERS, PAID, REALLY, Clerk, DurableClerk, T
 import snapline
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.host import step_execution
-from snapline.agent_runtime.host.durable_events import RunEffect
+from snapline.agent_runtime.host.host_events import RunEffect
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet

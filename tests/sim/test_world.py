@@ -12,7 +12,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.channels.channel import Outlet
 from snapline.protocols.names import PROTOCOLS

@@ -4,7 +4,7 @@ During a freeze no turn starts and nothing leaves an outbox. Each agent that has
 If a turn runs for more than a second, or an image cannot be taken, the agent counts as failed.
 """
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving

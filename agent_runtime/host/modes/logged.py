@@ -15,8 +15,8 @@ Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 
 from collections.abc import Iterable, Sequence
 
-from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import observer_events as we
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent

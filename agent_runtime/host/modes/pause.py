@@ -1,6 +1,6 @@
 """Reaction to a store that does not keep up: checkpoints are deferred, and a full backlog pauses the agents (`backlog.py`)."""
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts

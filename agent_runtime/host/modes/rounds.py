@@ -5,7 +5,7 @@ An agent with a tentative checkpoint is blocked, hence held, until the outcome. 
 
 import msgspec
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.pause import AgentPause

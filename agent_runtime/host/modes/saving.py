@@ -9,7 +9,7 @@ missed one takes it when the store has caught up. Initial, forced and tentative 
 
 import heapq
 
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons

@@ -6,9 +6,9 @@ from typing import Protocol
 from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.held_messages import HeldFrames
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.external_sends import ExternalSends
+from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.storage.capture.image import StateImage

@@ -29,7 +29,7 @@ from snapline.adapters.grpc.service_interfaces import FencedCall
 from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.external_sends import ExternalSends
+from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
 from snapline.errors import SnaplineError, UsageError

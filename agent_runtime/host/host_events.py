@@ -3,6 +3,18 @@
 Events are in the past tense and come from the adapters: links, turns, store and clock. Commands are imperatives; the adapters carry them out in
 order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`, and the core receives and sends them
 unchanged.
+
+Events and commands of a host core for durable turns; see `events.py` for the rest.
+
+Commands of a host core about messages, for an observer that watches (`is_watched`); see `events.py` for the rest.
+
+Events and commands of a host core that concern its log; see `events.py` for the rest.
+
+Commands of a host core about messages that become dead letters; see `events.py` for the rest.
+
+Requests of users to a host core about agents, and its answers.
+
+Sends of an agent that do not come from a turn of its own.
 """
 
 from collections.abc import Mapping
@@ -13,6 +25,7 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
+from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.inputs import InputOutcome
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
@@ -35,7 +48,7 @@ from snapline.storage.packs.checkpoint import (
     SpawnRequest,
     StashedMessage,
 )
-from snapline.storage.packs.saved_effects import SavedEffects
+from snapline.storage.packs.saved_effects import OpenEffect, SavedEffects
 
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""
@@ -514,3 +527,263 @@ class Note(Command, frozen=True, gc=False):
     level: str
     text: str
     fields: Mapping[str, object] = {}
+
+
+class RunStep(Command, frozen=True, gc=False):
+    """Run the step of that name at which the agent's turn waits; `place`: its number in the journal, from 0."""
+
+    agent: str
+    incarnation: int
+    place: int
+    name: str
+
+
+class RunEffect(RunStep, frozen=True, gc=False):
+    """Run an effect, like a step.
+
+    Attributes:
+        key: outside key of the effect.
+        is_in_doubt: an earlier call may have been made, and may still be running.
+        undoes: for a compensation, the outside key of the effect that it undoes.
+        wait_s: longest time that a call of the undone effect may still run; the compensation waits for it.
+    """
+
+    key: str
+    is_in_doubt: bool
+    undoes: str = ""
+    wait_s: float = 0.0
+
+
+class StepEnded(Event, frozen=True, gc=False):
+    """End of a step or an effect.
+
+    Attributes:
+        outcome, result: see `JournalEntry`.
+        time_ns: wall-clock time since 1970.
+        late_s: for a failed effect, the longest time that its last call may still run.
+    """
+
+    agent: str
+    incarnation: int
+    place: int
+    outcome: str
+    result: bytes
+    time_ns: int = 0
+    late_s: float = 0.0
+
+
+class LoggedMessageSent(Command, frozen=True, gc=False):
+    """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
+
+    `is_in_turn`: the sender's rule has already processed a message whose turn has not ended.
+    """
+
+    sender: str
+    receiver: str
+    is_in_turn: bool
+
+
+class OperatorCommandConsumed(Command, frozen=True, gc=False):
+    """An operator command consumed without a turn; `told`: its reply."""
+
+    agent: str
+    payload: bytes
+    told: bytes
+
+
+class EffectRecordEmitted(Command, frozen=True, gc=False):
+    """A ledger record that the core itself emitted for an agent: it is not among the outputs of a turn's end."""
+
+    agent: str
+    payload: bytes
+
+
+class MessageConsumedInTurn(Command, frozen=True, gc=False):
+    """A message or an input consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
+
+    agent: str
+    what: str
+    sender: str
+    payload: bytes
+    is_stashed: bool
+
+
+class AppendBatch(Command, frozen=True, gc=False):
+    """Make the next batch of this host's log durable, trying until its outcome is known. The answer is BatchAppended or LogSealed.
+
+    `certificate`: certificate of the coordinator for this log, if batches are signed.
+    """
+
+    log: LogName
+    number: int
+    inputs: tuple[LoggedInput, ...]
+    entries: tuple[LoggedEntry, ...] = ()
+    certificate: bytes = b""
+
+
+class BatchAppended(Event, frozen=True, gc=False):
+    """A batch durable in its place."""
+
+    log: LogName
+    number: int
+
+
+class LogSealed(Event, frozen=True, gc=False):
+    """A batch refused, since another object is in its place: a later plan has ended the log, and the batch will never be in it."""
+
+    log: LogName
+    number: int
+
+
+class LogStatusChanged(Event, frozen=True, gc=False):
+    """A batch delayed on its way to this log: `problem` says why."""
+
+    log: LogName
+    problem: str
+
+
+class MessageDeadLettered(Command, frozen=True, gc=False):
+    """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect. `what`: kind of the turn."""
+
+    agent: str
+    what: str
+    sender: str
+    payload: bytes
+    error: str
+
+
+class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
+    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: no other agent may have created it."""
+
+    sender: str
+    receiver: str
+    payload: bytes
+    error: str
+    is_refused_creation: bool = False
+
+
+class ViewRequested(Event, frozen=True, gc=False):
+    """A request to see an agent. The answer is one AnswerView of this number; `is_settled`: not before it is between two turns."""
+
+    request: int
+    agent: str
+    is_settled: bool
+
+
+class EffectsRequested(Event, frozen=True, gc=False):
+    """A request for the effects at which the agents here wait. The answer is one AnswerEffects of this number."""
+
+    request: int
+
+
+class AnswerEffects(Command, frozen=True, gc=False):
+    """An answer to EffectsRequested."""
+
+    request: int
+    effects: tuple[UnfinishedEffect, ...]
+
+
+class WaitingAgentsRequested(Event, frozen=True, gc=False):
+    """A request for the agents here with which something waits. The answer is one AnswerWaiting of this number."""
+
+    request: int
+
+
+class TracingRequested(Event, frozen=True, gc=False):
+    """A change of tracing for viewers: of each channel, every N-th message is traced from now on; 0 = none."""
+
+    every: int
+
+
+class TurnView(msgspec.Struct, frozen=True, gc=False):
+    """State of a durable turn that has not ended.
+
+    Attributes:
+        what, sender, payload: kind, sender and payload of the message that began the turn.
+        entries, newest: number of journal entries, and the last ones.
+        waits, waits_ns: entry that the turn waits for, and duration of the wait; None: the entry has arrived.
+        put_off: number of deferred messages.
+        problem: reason why the turn cannot continue, or "".
+        effect, effect_stands: effect that the turn waits for, and its state as text.
+    """
+
+    what: str
+    sender: str
+    payload: bytes
+    entries: int
+    newest: tuple[JournalEntry, ...]
+    waits: JournalEntry | None
+    waits_ns: int
+    put_off: int
+    problem: str
+    effect: OpenEffect | None = None
+    effect_stands: str = ""
+
+
+class AgentView(msgspec.Struct, frozen=True, gc=False):
+    """State of an agent.
+
+    Attributes:
+        life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": waiting for a recovery; "stopping".
+        turn: kind of the running turn: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
+        sender: sender of that turn's message.
+        attempts: failed attempts of the turn that runs, or that is retried in `retry_ns`.
+        messages, inputs: number of messages from agents and of inputs from outside that wait for turns.
+        outbox: number of messages that have not been sent yet.
+        spawns: requested agents that were not granted yet.
+        timers: name and nanoseconds until it fires.
+        inputs_consumed: number of the last consumed input.
+        keys: number of remembered input keys.
+        checkpoint: number of the last checkpoint.
+        dead_letter_count: number of all dead letters, without those handled after a retry; `dead_letters`: the newest ones, with numbers.
+        durable: unfinished durable turn, if any.
+    """
+
+    agent: str
+    kind: str
+    incarnation: int
+    life: str
+    turn: str
+    sender: str
+    attempts: int
+    retry_ns: int | None
+    messages: int
+    inputs: int
+    outbox: int
+    spawns: tuple[str, ...]
+    timers: tuple[tuple[str, int], ...]
+    inputs_consumed: int
+    keys: int
+    checkpoint: int
+    dead_letter_count: int
+    dead_letters: tuple[DeadLetterRecord, ...]
+    dead_letter_numbers: tuple[int, ...]
+    durable: TurnView | None = None
+
+
+class AnswerView(Command, frozen=True, gc=False):
+    """An answer to ViewRequested. `view` is None, with a reason, if the agent is not on this host now. If the view had to be settled, the state must be
+    read at once."""
+
+    request: int
+    view: AgentView | None
+    reason: str = ""
+
+
+class AnswerWaiting(Command, frozen=True, gc=False):
+    """An answer to WaitingAgentsRequested. `more`: agents that are left out."""
+
+    request: int
+    agents: tuple[AgentView, ...]
+    more: int = 0
+
+
+class ExternalSends(Event, frozen=True, gc=False):
+    """Sends outside of any turn, because something that the agent represents has changed. State and sends take effect together.
+
+    `sends`: receivers and encoded messages.
+    """
+
+    agent: str
+    incarnation: int
+    sends: tuple[tuple[str, bytes], ...]
