@@ -13,8 +13,8 @@ import pytest
 
 from snapline.deploy import running_fleet as launched
 from snapline.deploy import supervisor as keeper
-from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
+from snapline.deploy.launching import SnaplineCommands
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.deploy.running_fleet import HostReading
 from snapline.errors import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from tests.integration.processes import snapline
 from tests.integration.running import Running
 
-from snapline.deploy.commands import SnaplineCommands
-from snapline.deploy.launching import Kind
+from snapline.deploy.launching import Kind, SnaplineCommands
 from snapline.deploy.local import LocalFleet
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security

@@ -15,7 +15,7 @@ from tests.integration.killing import bank_to_be_hurt
 from tests.integration.processes import ended, start
 from tests.integration.running import Running
 
-from snapline.deploy.commands import SnaplineCommands
+from snapline.deploy.launching import SnaplineCommands
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -36,8 +36,8 @@ from snapline.chaos.failpoints import ArmedPoint, FailpointArmer
 from snapline.chaos.fault_wrapper import CONTROLS, LIMITS_FILE, POINTS
 from snapline.chaos.preload import FaultCounters
 from snapline.chaos.process_faults import Processes, flip
-from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import PORTS, STORE_FOLDER
+from snapline.deploy.launching import SnaplineCommands
 from snapline.deploy.local import LocalFleet
 from snapline.deploy.running_fleet import FleetReading
 from snapline.errors import ExternalFailureError

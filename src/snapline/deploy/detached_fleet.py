@@ -15,9 +15,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
-from snapline.deploy.launching import Kind, Launcher
+from snapline.deploy.launching import Commands, Kind, Launcher, SnaplineCommands
 from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_owner_files
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.deploy.commands import SnaplineCommands
-from snapline.deploy.launching import Kind
+from snapline.deploy.launching import Kind, SnaplineCommands
 from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, SINGLE_COORDINATOR
 from snapline.deploy.supervisor import OnFailure
 from snapline.errors import UsageError

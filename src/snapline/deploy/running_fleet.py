@@ -23,8 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol, Self, assert_never
 
-from snapline.deploy.commands import Commands
-from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
+from snapline.deploy.launching import Commands, Exit, Handle, Launcher, ProcessSpec
 from snapline.deploy.supervisor import (
     EmitNote,
     Ending,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.launching import Launcher
+from snapline.deploy.launching import Commands, Launcher, SnaplineCommands
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import NODE
 from snapline.messages.coordinator_client import CoordinatorClient

@@ -14,9 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from snapline.deploy.commands import Commands
 from snapline.deploy.conformance.bench import LocalBench, commands_for_nodes
-from snapline.deploy.launching import Launcher
+from snapline.deploy.launching import Commands, Launcher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from snapline.deploy.commands import Commands
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, commands_for_nodes, processes_naming
+from snapline.deploy.launching import Commands
 from snapline.deploy.slurm_launcher import SlurmLauncher
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")

@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from snapline.deploy.commands import Commands
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench, commands_for_nodes
 from snapline.deploy.launch_agent import runtime_folder
-from snapline.deploy.launching import Launcher
+from snapline.deploy.launching import Commands, Launcher
 from snapline.deploy.ssh_launcher import SshLauncher
 
 MACHINES = ("m1", "m2", "m3")
