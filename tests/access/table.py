@@ -258,7 +258,7 @@ PORTS = {
     "sockets of a launcher's post and of AutoGen's runtime": Port(
         ("deploy/launch_agent.py", "adapters/autogen/inside/home.py"),
         "nothing: they are in a folder of their user alone",
-        {"bytes of a request to a post": ("deploy.launch_agent_messages.LINE_BYTES_MAX", 4 * MIB)},
+        {"bytes of a request to a post": ("deploy.launch_agent_client.LINE_BYTES_MAX", 4 * MIB)},
     ),
 }
 

@@ -1,13 +1,10 @@
-"""A launcher's requests to one launch agent, over as many connections as necessary.
+"""A launcher's requests to one launch agent: the messages, one connection, and the client over as many connections as necessary.
+
+Each message is one line of JSON. The launch agent's first line is a greeting. A login shell may print anything before it, so the launcher skips
+lines that are no greeting. A connection runs over the standard streams of a program such as `ssh`.
 
 A broken connection proves nothing about the processes, so the client reconnects and repeats its requests. All requests to a launch agent may be
 repeated. Waiting for an exit lasts until the launch agent reports it, or until dialling shows that the launch agent is gone permanently.
-
-A launcher's side of one connection to a launch agent, over the standard streams of a program such as `ssh`.
-
-Messages between a launcher and a launch agent: one line of JSON each. The launch agent's first line is a greeting.
-
-A login shell may print anything before the greeting, so the launcher skips lines that are no greeting.
 """
 
 import asyncio

@@ -8,8 +8,6 @@ Containers survive their launcher. A new launcher finds them by name and takes t
 - run as the user who starts the fleet, without capabilities, on a read-only file system.
 
 The first process of a container is a small init (`--init`): a first process without a handler for SIGTERM would ignore it.
-
-podman's command line, as far as launchers need it.
 """
 
 import asyncio

@@ -1,4 +1,9 @@
-"""Processes on a Ray cluster: one worker actor (`deploy/ray_worker.py`) each. Two hosts, or two coordinators, never share a node.
+"""Processes on a Ray cluster: one worker actor (`NodeWorker`) each. Two hosts, or two coordinators, never share a node.
+
+A worker starts its process on a node, as a child that dies with the worker in any way (`deploy/parent_watch.py`), and watches it. A worker starts
+nothing by itself. If Ray restarts it, on this or another node, it has no process until the launcher starts one. That process registers with the
+coordinator, which assigns its agents. So Ray's restart of an actor never takes the place of a recovery. The node fills in two placeholders of a command
+line: `@node`, its address, and `@private/NAME`, a certificate or key file.
 
 When Ray reports that an actor or a node is gone, the watch of its process ends, and the supervisor reports the loss to the coordinator.
 Heartbeats may detect it earlier. Ray's report may be wrong: an actor on a node that Ray has given up, and its process, can still run. This is
@@ -8,15 +13,6 @@ A start waits for its worker without a limit: the cluster may get another node l
 
 A coordinator keeps its first address. Its worker can only move to a node with the same address; elsewhere the process cannot listen and is
 given up, while the majority continues without it.
-
-Actor of a Ray launcher on each node: it starts processes there, as children, and watches them.
-
-A worker starts nothing by itself. If Ray restarts it, on this or another node, it has no process until the launcher starts one. That process
-registers with the coordinator, which assigns its agents. So Ray's restart of an actor never takes the place of a recovery.
-
-The children die with the worker, in any way (`deploy/parent_watch.py`).
-
-The node fills in two placeholders of a command line: `@node`, its address, and `@private/NAME`, a certificate or key file.
 """
 
 import asyncio

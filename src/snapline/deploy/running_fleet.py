@@ -4,16 +4,13 @@ This is the driver of the core in `deploy/supervisor.py`: it carries the supervi
 status from the coordinator. It reports a dead host to the coordinator at once, faster than the broken stream. The report is a hint for the
 failure detector; the coordinator decides.
 
+The target number of hosts is a number in a file of the fleet's folder, which the supervising process applies (`follow`). The file exists only while
+that process runs; the next start of the fleet writes it again.
+
 Time limits use `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that coincides with the end of the call, and a
 watcher that outlived `stop()` would start processes that nobody ends.
 
 Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and end with `stop()` or `async with`.
-
-Target number of hosts of a fleet: a number in a file of its folder, which the supervising process applies.
-
-The file exists only while that process runs; the next start of the fleet writes it again.
-
-Status fields of a fleet that a launcher reads from `CoordinatorClient`.
 """
 
 import asyncio

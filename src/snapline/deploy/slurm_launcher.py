@@ -1,15 +1,13 @@
 """Processes on a Slurm cluster: each host is an element of one job array, each coordinator an element of another.
 
 An element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to it inside the element's allocation. All requests to Slurm
-go through its programs (`deploy/slurm.py`).
+go through its programs (`Slurm`), whose output is parsed here.
 
 - *Node failure*: when Slurm misses a node, it ends the element and requeues it. The launcher's connection breaks, and the launcher reports the
   loss at once. The next start waits until the element runs again, without a process. A process that survives on the old node belongs to a
   replaced host, and its messages are rejected (G9).
 - *Time limit*: Slurm warns hosts in advance. The worker requests a last snapshot, ends its process and is requeued.
 - *Coordinators* keep their address, and so their node: their elements are not requeued, and a new element requests the same node.
-
-Adapter for Slurm: runs its programs and parses their output.
 """
 
 import asyncio

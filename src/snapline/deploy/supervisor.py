@@ -14,8 +14,6 @@ The caller's duties:
 2. Answer every `StartProcess` with `ProcessStarted` and, at its exit, `ProcessEnded`, or with `ProcessEnded` alone.
 3. Answer every `ReportExit` with `ExitReported`, whether or not the report arrived.
 4. Answer every `SetPause` with `PauseEnded`, even if late; events with an outdated number are ignored.
-
-Events and commands of the fleet's supervisor (`deploy/supervisor.py`).
 """
 
 from collections.abc import Iterable, Sequence
