@@ -1,7 +1,7 @@
 """Reports of a host on open epochs: all of its agents, and the channels that the leader does not know yet.
 
 The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch,
-which covered it: so it is covered now (`coordinator/leader/modes/epoch_reports.py`). A host without that epoch's numbers reports all channels. A new
+which covered it: so it is covered now (`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers reports all channels. A new
 stream may lead to a new leader, which has no reports yet.
 """
 

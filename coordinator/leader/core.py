@@ -92,7 +92,7 @@ from snapline.coordinator.leader.leader_concerns import (
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
-from snapline.coordinator.leader.modes.coordinated import Coordinated
+from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck

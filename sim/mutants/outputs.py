@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.outputs import Outputs
 from snapline.coordinator.leader.epochs import publishing
 from snapline.coordinator.leader.epochs.publishing import Releases
 from snapline.coordinator.leader.events import ReleaseEpoch
-from snapline.coordinator.leader.modes.coordinated import Coordinated
+from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.service import output_releaser
 from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage

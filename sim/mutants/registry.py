@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from snapline.compiled import is_compiled
-from snapline.coordinator.leader.modes import epoch_reports
+from snapline.coordinator.leader.modes import coordinated_epochs
 from snapline.coordinator.service import line_store
 from snapline.errors import UsageError
 from snapline.sim.faults.fault_kinds import CrashFault
@@ -96,7 +96,7 @@ def template(
 def unchecked() -> list[Patch]:
     """Return patches that disable the coordinator's checks before an epoch is complete."""
     return [
-        (epoch_reports, "_check_coverage", lambda *arguments: None),
+        (coordinated_epochs, "_check_coverage", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
     ]
 

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
 from snapline.coordinator.leader.epochs.open_epochs import Channels, ReportedChannels
 from snapline.coordinator.leader.events import ManifestAgent
-from snapline.coordinator.leader.modes import epoch_reports
-from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _find_reported_channels, _take_channels
+from snapline.coordinator.leader.modes import coordinated_epochs
+from snapline.coordinator.leader.modes.coordinated_epochs import (
+    _covered_channels,
+    _find_reported_channels,
+    _take_channels,
+)
 from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 
@@ -120,7 +124,7 @@ def test_what_has_changed_says_the_same_as_all(case: Case) -> None:
 )
 def test_mutants_of_what_has_changed_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fails the property, by a case that is written here."""
-    real = epoch_reports._covered_channels
+    real = coordinated_epochs._covered_channels
 
     def mutant(
         reports: Mapping[str, msg.EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
@@ -135,7 +139,7 @@ def test_mutants_of_what_has_changed_are_found(name: str, monkeypatch: pytest.Mo
                 as_told = {host: with_since(report) for host, report in reports.items()}
                 return real(as_told, lines, known)
 
-    monkeypatch.setattr(epoch_reports, "_covered_channels", mutant)
+    monkeypatch.setattr(coordinated_epochs, "_covered_channels", mutant)
     one = ("a", "c")
     whole, told = judged(({one: 1}, {("c", "a"): 1}, {}, {}, {}, {"h1"}))
     assert whole != told

@@ -9,7 +9,7 @@ from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
-from snapline.coordinator.leader.modes import coordinated, epoch_reports
+from snapline.coordinator.leader.modes import coordinated_epochs
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import fleet_state
@@ -66,14 +66,14 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
         epoch: int,
         reports: Mapping[str, EpochReport],
         *told: ReportedChannels | None,
-    ) -> epoch_reports.Verdict:
+    ) -> coordinated_epochs.Verdict:
         here = [x for x in state.members_of(epoch) if state.image.agents[x].host in reports]
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(state, "members_of", lambda epoch: here)
-            return epoch_reports.judge(state, plan, epoch, reports, *told)
+            return coordinated_epochs.judge(state, plan, epoch, reports, *told)
 
     patch.setattr(Epochs, "_move_on", one_host)
-    patch.setattr(coordinated, "judge", careless)
+    patch.setattr(coordinated_epochs, "judge", careless)
 
 
 def plan_keeps_open_epochs(patch: pytest.MonkeyPatch) -> None:
