@@ -16,9 +16,8 @@ import pytest_asyncio
 from tests.deploy.test_child import EXIT_LIMIT_S, is_alive, wait_until_dead
 
 from snapline.cli.fork_server import reason_against, stamps
-from snapline.deploy import fork_server
-from snapline.deploy.child import Child
-from snapline.deploy.fork_server import ForkedProcess, ForkServer, StartFork
+from snapline.deploy import child as child_module
+from snapline.deploy.child import Child, ForkedProcess, ForkServer, StartFork
 from snapline.deploy.starting import environment_of, start_fork_server_early, take_early_server
 
 SNAPLINE = [sys.executable, "-m", "snapline"]
@@ -158,7 +157,7 @@ async def test_a_word_that_was_read_while_another_was_started_is_not_missed(serv
 async def test_a_server_that_does_not_answer_is_ended_and_a_program_started(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_server, "REPLY_S", 0.1)
+    monkeypatch.setattr(child_module, "REPLY_S", 0.1)
     os.kill(server._process.pid, signal.SIGSTOP)
     child = start(server, tmp_path, [*SNAPLINE, "--version"])
     assert not is_forked(child) and not server.is_open

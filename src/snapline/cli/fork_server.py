@@ -1,4 +1,4 @@
-"""The process from which a launcher's children are forked (`deploy/fork_server.py`). It has imported everything and has one thread.
+"""The process from which a launcher's children are forked (`deploy/child.py`). It has imported everything and has one thread.
 
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.cli.garbage_collection import collect_rarely, freeze_imported
 from snapline.cli.groups import command_of
-from snapline.deploy.fork_server import (
+from snapline.deploy.child import (
     MESSAGE_BYTES,
     REQUESTS,
     Ended,

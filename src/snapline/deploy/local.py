@@ -11,9 +11,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from snapline.deploy.child import Child, describe_exit
+from snapline.deploy.child import Child, ForkServer, describe_exit, is_forkable
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
-from snapline.deploy.fork_server import ForkServer, is_forkable
 from snapline.deploy.launching import Commands, Exit, Handle, ProcessSpec, SnaplineCommands
 from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, FleetReading, LaunchedFleet
 from snapline.deploy.starting import environment_of
