@@ -1,4 +1,4 @@
-"""Model of Koo and Toueg's rounds, over `protocols.koo_toueg` and `protocols.koo_toueg_round`.
+"""Model of Koo and Toueg's rounds, over `protocols.koo_toueg`.
 
 While no round is open, the coordinator may begin one with any single agent as its initiator (a bounded number of rounds).
 Requests, answers and decisions travel in queues of their own, so any step may come in between. An open round may time out at

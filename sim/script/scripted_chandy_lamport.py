@@ -1,6 +1,6 @@
 """Scripts of chandy-lamport as in production: epoch stamps, markers that close channels early, and a coordinator.
 
-Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes a record for each epoch named by an announcement, a marker
+Duties: `protocols/epoch_stamped.py`. An agent owes a record for each epoch named by an announcement, a marker
 or a stamp; the host records it between turns. The coordinator of a script begins epochs, collects reports, and ends an epoch
 when its coverage is whole. The end of an epoch reaches all agents at once; other messages of the coordinator need a command.
 

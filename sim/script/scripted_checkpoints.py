@@ -1,6 +1,6 @@
 """Scripts of koo-toueg fleets: the agents' cores and the coordinator's round.
 
-Duties: `protocols/koo_toueg.py` and `koo_toueg_round.py`. Requests, answers and decisions are delivered at once, except that an
+Duties: `protocols/koo_toueg.py`. Requests, answers and decisions are delivered at once, except that an
 agent answers between its turns: a request to a busy agent waits for its `end`. A blocked agent takes no turn, and its sends
 are parked until the decision.
 

@@ -6,7 +6,16 @@ import pytest
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.view.cut_page import AGENTS_MAX, ROWS_MAX, CutFacts, CutSearch, cut_body, cut_of, cut_picture, cut_results
+from snapline.view.cut_page import (
+    CIRCLE_AGENTS_MAX,
+    ROWS_MAX,
+    CutFacts,
+    CutSearch,
+    cut_body,
+    cut_of,
+    cut_picture,
+    cut_results,
+)
 
 
 async def cut(epoch: int = 7, agents: int = 6) -> CutFacts:
@@ -59,7 +68,7 @@ def test_a_picture_has_an_arrow_for_each_channel_and_none_for_a_crowd() -> None:
     ring = {(f"a{number}", f"a{(number + 1) % 5}"): number + 1 for number in range(5)}
     drawn = cut_picture(ring)
     assert drawn is not None and drawn.count('class="arrow') == 5 and "a4 → a0: 5 messages" in drawn
-    crowd = {(f"a{number}", "b"): 1 for number in range(AGENTS_MAX)}
+    crowd = {(f"a{number}", "b"): 1 for number in range(CIRCLE_AGENTS_MAX)}
     assert cut_picture(crowd) is None and cut_picture({}) is None
 
 

@@ -15,8 +15,8 @@ set of cuts a message is an *orphan* if a cut holds its receive but not its send
 not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. The caller may name additional orphans.
 A cut without the sender or the receiver does not affect the state of a message.
 
-Vector clocks, and logs of events for ShiViz.
-
+Vector clocks, and logs for ShiViz
+----------------------------------
 The clocks are Fidge and Mattern's (1988): an event raises its lane's own entry by one, and takes the entrywise maximum with the clocks that it
 *takes*: a receive takes the clock that its send *left*. Events that are not counted pass clocks on without raising them. So events
 omitted from a picture still connect the shown ones, whose entries are 1, 2, 3 … without gaps, as ShiViz requires.
@@ -222,6 +222,9 @@ class _Message(msgspec.Struct, gc=False):
     receiver: str
     position: int | None
     received: list[int] = []
+
+
+# -- vector clocks -----------------------------------------------------------------------------------------------------
 
 
 SHIVIZ_PARSER = r"(?<host>\S*) (?<clock>\{.*\})\n(?<event>.*)"

@@ -1,4 +1,4 @@
-"""Events of a fleet for its space-time diagram: rows, windows, descriptions, and the happened-before relation.
+"""Events of a fleet and their space-time diagram: rows, windows, descriptions, and the happened-before relation.
 
 An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an agent
 or, if there are too many agents, to a host. Markers go from host to host, so hosts have rows of their own above their agents. A picture with
@@ -7,11 +7,10 @@ rows for hosts alone omits messages within a host, and shows the records of a ho
 A row is a process in the sense of vector clocks. A recovery starts a new process for each row that goes back: `a#3` continues from the
 checkpoint of `a` on the line of plan 3, so undone events are not in its past.
 
-Space-time diagram of events: a window of them in columns.
-
-Every event has a column of its own, regardless of the time between events: bursts are readable, and pauses take no space. The axis shows the
-times. An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between rows. A message whose other end has no row
-is only a dot. If a trace begins in the middle, the arrow of a message that was sent earlier has no start.
+The diagram shows a window of events. Every event has a column of its own, regardless of the time between events: bursts are readable, and
+pauses take no space. The axis shows the times. An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between
+rows. A message whose other end has no row is only a dot. If a trace begins in the middle, the arrow of a message that was sent earlier has
+no start.
 """
 
 import re
@@ -408,6 +407,9 @@ def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, 
         ):
             past.add_cut(f"epoch {epoch}", {agent: number for agent, (number, _) in epoch_records.items()})
     records.clear()
+
+
+# -- diagram -----------------------------------------------------------------------------------------------------------
 
 
 STEP_MIN = 9

@@ -1,13 +1,10 @@
-"""Common parts of all pictures: style, marks, the paths of arrows, and escaped text.
+"""Common parts of all pictures: style, marks, the paths of arrows, escaped text, legends, and the page around a picture.
 
 Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. The light value precedes
 each variable as a plain colour, for viewers without variables. Every function is pure and deterministic.
 
-Legends: samples with their meanings, row by row.
-
-Frame of every page around pictures: one file that needs no network, in the reader's light or dark scheme.
-
-The page's policy forbids the network, and scripts too unless one is given. The caller escapes all text.
+A legend shows samples with their meanings, row by row. A page is one file that needs no network, in the reader's light or dark scheme. Its
+policy forbids the network, and scripts too unless one is given. The caller escapes all text.
 """
 
 import html
@@ -240,6 +237,9 @@ def px(value: float) -> str:
     return "0" if rounded == "-0" else rounded
 
 
+# -- legend ------------------------------------------------------------------------------------------------------------
+
+
 def legend(
     entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
 ) -> tuple[list[str], int]:
@@ -332,7 +332,10 @@ LEGEND = {
 """Possible legend entries, by their classes: a sample and its meaning."""
 
 
-STYLE = """:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --quiet: #59636e; --edge: #d1d9e0;
+# -- page --------------------------------------------------------------------------------------------------------------
+
+
+PAGE_STYLE = """:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --quiet: #59636e; --edge: #d1d9e0;
  --panel: #f6f8fa; --mark: #54aeff33; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --quiet: #9198a1; --edge: #3d444d;
  --panel: #151b23; } }
@@ -378,7 +381,7 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{title}</title>
 <style>
-{STYLE}{style}</style>
+{PAGE_STYLE}{style}</style>
 </head>
 <body>
 {body}

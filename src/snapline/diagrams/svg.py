@@ -10,13 +10,9 @@ One lane per agent, places from left to right, tracks above the lanes. Colour is
 Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. There is no
 script. The same scene gives the same bytes.
 
-Positions of the parts of a scene, in pixels.
-
-The tracks above the lanes of a picture: hosts up and down, epochs with their outcome, faults, the healed end.
-
-Epochs and faults overlap: the bars of a track are packed into as many rows as needed, first fit by their start, with space
-for labels. Colour is never the only sign: a complete epoch is filled, an aborted one is crossed out, an open one has a
-broken border, and a crash is a cross.
+`Plot` has the positions of the parts of a scene, in pixels. The tracks above the lanes are hosts up and down, epochs with their outcome,
+faults, and the healed end. Epochs and faults overlap: the bars of a track are packed into as many rows as needed, first fit by their start,
+with space for labels. A complete epoch is filled, an aborted one is crossed out, an open one has a broken border, and a crash is a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +39,9 @@ from snapline.diagrams.style import (
     text,
     title,
 )
+
+# -- tracks ------------------------------------------------------------------------------------------------------------
+
 
 ROW_HEIGHT = 18
 
@@ -128,6 +127,9 @@ def _bar(bar: Bar, x: X, y: float, right: float) -> Iterator[str]:
     yield "</g>"
 
 
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
 WIDTH = 1200
 """Width of a picture; it is wider only if a unit of places has a minimum width."""
 
@@ -194,6 +196,9 @@ class Plot(msgspec.Struct, frozen=True):
     def size(self) -> float:
         """Half the size of a checkpoint's mark."""
         return min(6.0, self.spacing / 3.2)
+
+
+# -- picture -----------------------------------------------------------------------------------------------------------
 
 
 SCREEN = 1120

@@ -1,15 +1,14 @@
-"""Convert an analysed trace to a scene: the place of every event, and the effects of the line.
+"""Diagrams of an analysed trace: its recovery line as a picture, and the domino as a page.
 
-Time is logical: an event is at its *position* in `trace.events`, counted from 0. That order respects causality, so
-every arrow goes to the right. Initial checkpoints are at -1, before all events, and live states at the number of
-events, after all of them. Message states relative to the line are those of `scene`, except for orphans: an *orphan* is
-a message whose send was undone in a round of the domino before its receive, so that it forced its receiver back.
+`AnalyzedTrace` makes a scene: the place of every event, and the effects of the line. Time is logical: an event is at its *position* in
+`trace.events`, counted from 0. That order respects causality, so every arrow goes to the right. Initial checkpoints are at -1, before all
+events, and live states at the number of events, after all of them. Message states relative to the line are those of `scene`, except for
+orphans: an *orphan* is a message whose send was undone in a round of the domino before its receive, so that it forced its receiver back.
 
-One page about a trace: click the agents that fail, and step through the domino round by round. It needs no network.
-
-The page holds the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The script
-computes the rounds of any failure like `lines.rounds` in Python, and redraws; a test compares both. The domino is that of
-the whole trace, even if the picture shows a window. The same trace gives the same bytes.
+`analysis_html` is one page: click the agents that fail, and step through the domino round by round. It needs no network. The page holds the
+picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The script computes the rounds of any
+failure like `execution.rounds` in Python, and redraws; a test compares both. The domino is that of the whole trace, even if the picture
+shows a window. The same trace gives the same bytes.
 """
 
 import json
@@ -206,6 +205,9 @@ def _agents(count: int) -> str:
     return f"{count:,} agent{'s' * (count != 1)}"
 
 
+# -- domino, round by round --------------------------------------------------------------------------------------------
+
+
 DOMINO_EVENTS_MAX = 2_000
 """Largest number of columns of the picture, which scrolls: more would make the browser slow."""
 
@@ -215,7 +217,7 @@ STEP_MIN, STEP_MAX = 3, 10
 UNUSED_LEGEND = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
 """Legend entries that a trace never contains; all others may appear."""
 
-STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
+DOMINO_STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
 .controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 12px 0; }
 .controls output { font-weight: 600; min-width: 9em; text-align: center; } tr.moved td { background: var(--mark); }
 .snapline-spacetime .agent, .snapline-spacetime .hit { cursor: pointer; }
@@ -226,7 +228,7 @@ STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3e
 .snapline-spacetime .band.undone.now { fill: var(--recovery); }
 """
 
-CONTROLS = """<p>Click an agent's name or the end of its row to let it fail, or tick it in the table; several may fail at
+DOMINO_CONTROLS = """<p>Click an agent's name or the end of its row to let it fail, or tick it in the table; several may fail at
 once. Then step through the domino: <kbd>→</kbd> and <kbd>←</kbd> for one round, <kbd>End</kbd> and <kbd>Home</kbd> for the
 last and the first.</p>
 <noscript><p>Without scripts this page shows one picture: the line when all agents fail.</p></noscript>
@@ -240,7 +242,7 @@ last and the first.</p>
 </div>
 <p id="status" role="status"></p>"""
 
-TABLE = """<table>
+DOMINO_TABLE = """<table>
 <caption>After this round</caption>
 <thead><tr><th scope="col">fails</th><th scope="col">agent</th><th scope="col">goes back to</th>
 <th scope="col">checkpoints passed over</th><th scope="col">events undone</th></tr></thead>
@@ -272,7 +274,12 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
     words = f"<h1>{title}</h1>\n<p>{len(traced.agents):,} agents, {traced.events:,} events.</p>"
     svg = picture(draw(scene, plot, is_live=True))
     data = f'<script type="application/json" id="data">{_json(_data(traced, scene, plot))}</script>'
-    return page(title=title, body=f"{words}\n{CONTROLS}\n{svg}\n{TABLE}\n{data}", style=STYLE, script=script())
+    return page(
+        title=title,
+        body=f"{words}\n{DOMINO_CONTROLS}\n{svg}\n{DOMINO_TABLE}\n{data}",
+        style=DOMINO_STYLE,
+        script=script(),
+    )
 
 
 def script() -> str:

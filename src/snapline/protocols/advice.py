@@ -2,13 +2,14 @@
 
 Theory of operation
 -------------------
-The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R of recoveries, and failures.
-C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. From these values follow
+The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R of recoveries, and
+failures. C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. From these values
+follow
 
-- the mean time M between failures, with confidence limits, or a lower limit if no failure was seen (`costs.py`);
-- the interval: Daly's for C and M (`interval.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be lost,
+- the mean time M between failures, with confidence limits, or a lower limit if no failure was seen;
+- the interval: Daly's for C and M (`policy.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be lost,
   interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
-- the cost of an hour (`costs.py`): overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
+- the cost of an hour: overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
   until the round is decided, so C is D there.
 
 *Other protocols* are not running, so their costs are bounds. If agents checkpoint on their own, a failure rolls back a share s of them, each by
@@ -22,9 +23,9 @@ sender logs is unknown before they are written, so there is no upper bound. Such
 Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper. The advice then states the largest
 possible saving and how to measure it: `snapline sim compare` runs the same agents under both.
 
-Cost of checkpoints and failures in an hour, and choice among equal protocols: for advice from simulations or from a running fleet.
-
-The expected cost of an hour is
+Cost of an hour
+---------------
+Advice from simulations uses the same costs. The expected cost of an hour is
 
     3600 s × (overhead without failures + loss per failure / mean time between failures)
 
@@ -32,9 +33,9 @@ where the overhead is the share of time that checkpoints add, and the loss per f
 FGCS 22(3), 2006, section 2, to first order). Among protocols that cannot be distinguished from the cheapest one, the simplest wins:
 coordinated before uncoordinated before communication-induced.
 
-*Mean time between failures.* Failures without memory make a Poisson process, so the number seen gives the rate with the exact limits of F. Garwood
-(Biometrika 28, 1936): rates at which this number or more, or this number or fewer, would be seen with 2.5 % probability. If no failure was seen
-in a time t, the mean is above t / 3.0 with 95 % confidence (the rule of three: e^-3 = 5 %).
+*Mean time between failures.* Failures without memory make a Poisson process, so the number seen gives the rate with the exact limits of F.
+Garwood (Biometrika 28, 1936): rates at which this number or more, or this number or fewer, would be seen with 2.5 % probability. If no
+failure was seen in a time t, the mean is above t / 3.0 with 95 % confidence (the rule of three: e^-3 = 5 %).
 """
 
 import math

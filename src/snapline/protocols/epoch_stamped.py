@@ -27,13 +27,13 @@ Why it is right. G1: a message stamped s >= x was sent after its sender recorded
 consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
 x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
 (rule 4). The proof needs no markers; a marker closes a channel early, and is a check. The balance of the reported numbers
-decides whether an epoch is complete (`coverage`).
+decides whether an epoch is complete (`check_coverage`).
 
 Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's
 colour on each message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global
 Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the
 marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
-holds, numbers replace the counts, and every gap is detected (`epoch_recording`).
+holds, numbers replace the counts, and every gap is detected (`EpochRecording`).
 
 An epoch that ends before this agent records it is kept as ended, so that the agent does not record it later. A message stamped with it requires
 only the smaller epochs that are still open: records of an ended epoch are never used.
@@ -52,16 +52,15 @@ The caller's duties:
 4. Send the markers of `SendMarkers` behind everything that left earlier; later messages may overtake them.
 5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
 
-One open epoch at one agent: its numbers, and the channel states that grow until every channel is closed.
+One open epoch at one agent
+---------------------------
+`EpochRecording` has its numbers, and the channel states that grow until every channel is closed (rules 3 to 5). A channel state is the run
+of numbers directly after the last one received before the record, all stamped below the epoch; the marker shows where it ends. Every
+departure from that is a peer's or the link's fault and raises `ProtocolError`.
 
-The part of the epoch-stamped protocol (see `epoch_stamped`, rules 3 to 5) that is the same for every open epoch. A
-channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch;
-the marker shows where it ends. Every departure from that is a peer's or the link's fault and raises `ProtocolError`.
-
-Completeness of an epoch: it is complete when every channel that a sender reported is covered by its receiver's report.
-
-Theory of operation
--------------------
+Completeness of an epoch
+------------------------
+An epoch is complete when every channel that a sender reported is covered by its receiver's report (`check_coverage`, at the coordinator).
 Every agent of an epoch reports, for its record: per outgoing channel the last number sent, per incoming channel the
 last number received, and the current number of messages in its channel state. The channel i -> j is covered when
 received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).

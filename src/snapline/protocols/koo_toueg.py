@@ -5,7 +5,7 @@ Theory of operation
 The problem: from time to time some agents, the initiators of a round, need a new checkpoint. Who else must take one, so
 that the latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable
 FIFO channels numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means
-consumed by a turn. This is one agent's part; `koo_toueg_round` is the coordinator's.
+consumed by a turn. `KooTouegCore` is one agent's part, `KooTouegRound` the coordinator's.
 
 Each agent keeps two tables about the time since its own last checkpoint, permanent or tentative; no entry means 0:
 `received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
@@ -47,7 +47,7 @@ is computed.
 Invariants (see `validate`): while blocked, both tables are empty; every entry is at least 1; a decided round has no
 saved tables.
 
-The caller's duties:
+The duties of an agent's caller:
 
 1. *The rule that safety depends on:* while `is_blocked`, start no turn and send nothing from the outbox. Hand
    `CheckpointRequested` in only while no turn is running, and carry `TakeTentative` out before the next event.
@@ -58,11 +58,9 @@ The caller's duties:
    decisions may arrive twice, or late.
 5. A recovery plan aborts the open round. A survivor learns of every decision before it reports its live state.
 
-The coordinator's part of one Koo-Toueg round: ask, forward requests, collect the answers, decide.
-
-Theory of operation
--------------------
-`koo_toueg` has the rules, the proof and the source. In the paper each agent forwards requests itself and answers when all
+The coordinator's part of one round
+-----------------------------------
+The coordinator asks, forwards requests, collects the answers and decides. In the paper each agent forwards requests itself and answers when all
 agents below it have answered. Here the coordinator does that for all of them: an answer carries the agent's own requests, and
 the round ends when no question is open. A *question* is (agent, by): the agent is asked on behalf of `by`; None: as an initiator.
 Each question has one number, since it comes from the one tentative checkpoint of `by`.
@@ -79,7 +77,7 @@ The state is not durable: a new leader reads the round's number from the log, an
 Invariants (see `validate`): every answered question was asked; a committed round has no open question; participants are
 among those asked.
 
-The caller's duties:
+The duties of a round's caller:
 
 1. Begin with `RoundStarted`, one round at a time, each with a higher number.
 2. Commit a `Decide` to the log, then send it to every agent of `asked`. Only then begin the next round.

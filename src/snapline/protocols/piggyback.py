@@ -12,9 +12,9 @@ change nothing, and cannot force a checkpoint (each rule explains why for its ow
 The sender stores when each entry changed last and when it last sent to each receiver: O(agents) + O(destinations). `EntryChanges`
 keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
 
-Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's
-state has merged the channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 …
-s are delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
+Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's state has merged the
+channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 … s are
+delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
 rollback. This holds if either side, both or neither went back. It does not hold if an undone send counts as sent: restore the complete
 image.
 

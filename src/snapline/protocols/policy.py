@@ -9,7 +9,7 @@ number.
 - `Every`: a fixed time after the last checkpoint, plus or minus the jitter.
 - `EveryMessages`: after a number of consumed messages.
 - `Adaptive`: after the time that loses the least work on average, by Daly's formula
-  (`interval`) from the measured cost of a checkpoint and the mean time between failures.
+  (below) from the measured cost of a checkpoint and the mean time between failures.
 - `Manual`: never automatically.
 - `AnyOf`: as soon as one of several is due.
 
@@ -30,10 +30,8 @@ The caller's duties:
 2. After a turn, check `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and check again when it fires.
 3. A restored agent gets a new clock, with the number of its checkpoint.
 
-Checkpoint intervals: those of Young and of Daly.
-
-Theory of operation
--------------------
+Checkpoint intervals of Young and of Daly
+-----------------------------------------
 A checkpoint costs a pause C; failures strike the fleet at random with mean time M between them, and each undoes the work
 since the last checkpoint. Checkpointing rarely loses more work to failures, checkpointing often more to pauses. With
 exponential failures the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the work

@@ -26,15 +26,13 @@ The caller's duties, per message that waits for its turn:
 
 Carries G6: no useless checkpoint; for the RDT protocols also no untracked dependency.
 
-Uncoordinated checkpointing: agents checkpoint by their policy, and nothing is ever forced.
-
-Theory of operation
--------------------
-The protocol does nothing while the fleet runs. A recovery needs only the *dependency record* that every checkpoint
-holds under any protocol: per outgoing channel the last number sent, per incoming channel the last number received.
-A set of checkpoints, one per agent, is a consistent cut iff no channel has more received than sent. The numbers in
-between are in transit (`recovery.cuts`). The coordinator computes the recovery line from these
-records, and senders deliver messages in transit again from their logs.
+Uncoordinated checkpointing
+---------------------------
+`UncoordinatedRule` never forces a checkpoint. The protocol does nothing while the fleet runs. A recovery needs only the *dependency record*
+that every checkpoint holds under any protocol: per outgoing channel the last number sent, per incoming channel the last number received. A
+set of checkpoints, one per agent, is a consistent cut iff no channel has more received than sent. The numbers in between are in transit
+(`recovery.dependency_records`). The coordinator computes the recovery line from these records, and senders deliver messages in transit
+again from their logs.
 
 The price: checkpoints may be *useless*, members of no consistent cut, and a rollback may force further ones, at worst
 to the initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). Rules that force

@@ -27,16 +27,14 @@ The caller's duties:
 3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`; a list from before a `roll_back`
    is invalid.
 
-`history_lines` finds the line, `history_total` keeps the total line.
+`dependency_records` finds the line, `TotalLine` keeps the total line. Images of a `History` serve tests and debugging, and rebuild one from the
+content of a store.
 
-Images of a `History`: for tests, for debugging, and for rebuilding one from the content of a store.
-
-The total-failure line, kept up to date while checkpoints are added.
-
-Theory of operation
--------------------
-L is the greatest consistent cut of durable checkpoints: the line if all agents fail, "the line" below. A new checkpoint
-can only raise it. Recomputing it would cost the depth of the domino for each new checkpoint; this module updates it instead.
+The total-failure line
+----------------------
+`TotalLine` keeps it up to date while checkpoints are added. L is the greatest consistent cut of durable checkpoints: the line if all agents
+fail, "the line" below. A new checkpoint can only raise it. Recomputing it would cost the depth of the domino for each new checkpoint; this
+module updates it instead.
 
 If an agent is to advance beyond L, its next checkpoint demands, by what it has received, that certain senders advance
 to certain checkpoints, which demand more in turn. Demands only grow with the checkpoint. So either this *climb* ends,

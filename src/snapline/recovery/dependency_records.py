@@ -1,8 +1,8 @@
-"""Dependency records of running agents, kept as changes from checkpoint to checkpoint.
+"""Dependency records of running agents, and the recovery lines and cuts that follow from them.
 
 Theory of operation
 -------------------
-A record names, per channel, the last number sent and the last number received (see `cuts`). Most channels do not change
+A record names, per channel, the last number sent and the last number received. Most channels do not change
 between two checkpoints, so only changes are kept, and each twice: with the checkpoint (to walk from one to the next) and
 in a column of its channel (to search). A column rises strictly, in checkpoints and in counts, so
 
@@ -14,10 +14,8 @@ checkpoint 0; `members` lists the agents that have joined.
 
 When a checkpoint is forgotten, its changes move to the next kept one, whose counts stay the same.
 
-Recovery lines from the records of running agents: one line by the orphan fix-point, or the lines of all single failures at once.
-
-Theory of operation
--------------------
+Recovery lines
+--------------
 The *place* of an agent is the state that it goes back to: a checkpoint number, or LIVE, its live state. The counts received at LIVE come from
 the live report, else from the last checkpoint. `reported` holds the counts of live reports, by channel.
 
@@ -35,18 +33,15 @@ agent restarts from the checkpoint that opens its first interval reachable from 
 keeps its live state if there is none. All reachable sets come from one pass over the strongly connected components
 (Tarjan), as bits of integers. The line of several failures is the entrywise minimum of those of the single ones.
 
-Cuts by numbers: messages that a set of checkpoints makes orphans, and messages in transit.
-
-Theory of operation
--------------------
-A checkpoint carries its dependency record: per outgoing channel the last number sent, per incoming channel the last
-number received. Channels are FIFO and numbered 1, 2, 3 …, so both describe prefixes. For a cut, one record per agent:
+Cuts by numbers
+---------------
+Channels are FIFO and numbered 1, 2, 3 …, so both numbers describe prefixes. For a cut, one record per agent:
 
 - the channel i -> j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the
   cut and sent outside it. A cut is consistent iff no channel has one (G1);
 - the messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This holds for checkpoints of any cause. Pure functions that do not change their arguments.
+This holds for checkpoints of any cause. The functions are pure and do not change their arguments.
 """
 
 from bisect import bisect_left, bisect_right
@@ -63,7 +58,7 @@ class Column:
 
     Attributes:
         at, counts: checkpoint numbers, and the last message number at each; both rise strictly.
-        on_line: the count at the end's checkpoint on the total-failure line; `history_total` keeps it.
+        on_line: the count at the end's checkpoint on the total-failure line; `TotalLine` keeps it.
     """
 
     __slots__ = ("at", "counts", "on_line")

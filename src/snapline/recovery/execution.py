@@ -1,4 +1,4 @@
-"""An execution as plain numbers: input of every analysis of a trace.
+"""An execution as plain numbers, and its recovery lines: input of every analysis of a trace.
 
 Theory of operation
 -------------------
@@ -11,13 +11,12 @@ A cut is written as a *line*: by agent, the number of its first interval outside
 checkpoint x; one more than the last checkpoint means that it keeps its live state. Lines are compared entry by entry;
 the consistent ones are closed under entrywise minimum and maximum (protocols.md, section 6).
 
-The recovery line of an execution, by two independent algorithms, and the domino round by round.
-
-Theory of operation
--------------------
-Some agents fail and go back to their last checkpoint; the others have their live states. While an agent has received a message that no agent has
-sent (an orphan), this agent must go back further. The recovery line is the result: the greatest consistent cut below the start.
-Consistent cuts are closed under entrywise maximum, so there is exactly one (G5), and these must agree on it:
+Recovery lines
+--------------
+The recovery line is found by two independent algorithms, and the domino round by round. Some agents fail and go back to their last
+checkpoint; the others have their live states. While an agent has received a message that no agent has sent (an orphan), this agent must go
+back further. The line is the result: the greatest consistent cut below the start. Consistent cuts are closed under entrywise maximum, so
+there is exactly one (G5), and these must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
   undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live

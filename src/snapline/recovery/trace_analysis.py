@@ -1,18 +1,15 @@
 """Analysis of a trace: cost of a failure, and everything else that `snapline analyze` reports, in one object.
 
-Other modules of this package compute the parts: the line and the domino (`lines`), useless checkpoints (`zigzag`),
-obsolete ones (`garbage`), a protocol's decisions (`decide`). This one replaces ordinals by names. Linear in the events.
+`analyze` replaces the ordinals of an `execution` by names. Linear in the events.
 
-Obsolete checkpoints: those that no later recovery line can contain (G7).
+Obsolete checkpoints
+--------------------
+No later recovery line can contain them (G7). A checkpoint is kept iff it is on the recovery line of some *single* failure, the survivors at
+their live states; later lines, also after further recoveries, use no other (protocols.md, section 7). The line of several failures is the
+entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints stay for N agents (Wang, Chung, Lin
+and Fuchs 1995).
 
-Theory of operation
--------------------
-A checkpoint is kept iff it is on the recovery line of some *single* failure, the survivors at their live states; later
-lines, also after further recoveries, use no other (protocols.md, section 7). The line of several failures is the
-entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints stay for N agents
-(Wang, Chung, Lin and Fuchs 1995).
-
-On the R-graph (`zigzag`): the failure of i undoes what is reachable from i's live interval. Give every interval the set
+On the R-graph (below): the failure of i undoes what is reachable from i's live interval. Give every interval the set
 of agents whose live interval reaches it. Along one agent's intervals the set only grows, and c(j,x) is on the line of
 i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) stays iff the set grows at I(j,x). The sets are
 bits of integers and are passed once along each edge between components: all N lines together cost one pass over the
@@ -21,10 +18,8 @@ messages instead of N.
 This applies to a trace, in which all live states are known. For reports that arrive at different times, find the greatest
 consistent cut of the known states first: otherwise a needed checkpoint can be lost.
 
-Useless checkpoints (Z-cycles) and untracked dependencies, from the R-graph.
-
-Theory of operation
--------------------
+Useless checkpoints and untracked dependencies
+----------------------------------------------
 A Z-path from c(i,x) to c(j,y) is a sequence of messages: i sends the first after c(i,x), the receiver of each sends the next
 one in the same or a later interval, perhaps before that receive, and j receives the last before c(j,y) (Netzer and Xu
 1995). A set of checkpoints extends to a consistent cut iff no Z-path leads from one of them to another, or to itself;
@@ -38,11 +33,12 @@ strongly connected component. One pass of Tarjan (1972) answers for all checkpoi
 RDT, rollback-dependency trackability (Wang 1997): a causal path connects everything that a Z-path connects, so that
 dependency vectors show it. That check costs intervals and messages times agents.
 
-Replays a trace under a protocol: drops its forced checkpoints and decides them again.
-
-The messages, their order, and the basic checkpoints stay; before each receive the protocol's rule decides whether a checkpoint is taken first
-(`cas`: always after each send). Each agent has the same rule as in a live fleet, fed with the trace's events. In a live fleet `cas`
-takes one checkpoint after all sends of a turn; a trace has no turns.
+Other protocols
+---------------
+`redecide` replays a trace under a protocol: it drops the forced checkpoints and decides them again. The messages, their order, and the
+basic checkpoints stay; before each receive the protocol's rule decides whether a checkpoint is taken first (`cas`: always after each send).
+Each agent has the same rule as in a live fleet, fed with the trace's events. In a live fleet `cas` takes one checkpoint after all sends of
+a turn; a trace has no turns.
 
 Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace messages
 may overtake each other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets
@@ -68,8 +64,8 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
     Args:
         execution: the execution.
-        edges: `zigzag.edges_of(execution)`.
-        component: `zigzag.components_of(edges)`.
+        edges: `edges_of(execution)`.
+        component: `components_of(edges)`.
     """
     undone_by = [0] * (max(component, default=-1) + 1)
     for agent, nodes in enumerate(execution.intervals):

@@ -27,19 +27,21 @@ A killed process loses the end of its file, but no lines before a durable checkp
 - *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of the traced events: a tentative
   checkpoint is traced when its round commits, and the host may have died in between.
 
-A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers, the merge puts it right
-after the one before it, with the same state, which is the most that an agent can go back to.
+A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers, the merge puts
+it right after the one before it, with the same state, which is the most that an agent can go back to.
 
 Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
 
-Traces of hosts merged into one order, unchanged: with markers and undone events.
+Parts of traces
+---------------
+`gather` orders the same lines unchanged, with markers and undone events. `merge_traces` makes one execution for analysis, and needs
+complete traces; `gather` accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files whose ends
+are lost. Missing events are not guessed: a message whose send was not traced has no send. As in a merge, plans follow each other with a
+`Recovery` between them, the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name is used again,
+and then means the last send with this name.
 
-`merge.py` merges the same lines into one execution for analysis, and needs complete traces. This module accepts parts: traces that begin in
-the middle, such as the last seconds of a running fleet, and files whose ends are lost. Missing events are not guessed: a message whose send was
-not traced has no send. As in `merge.py`, plans follow each other with a `Recovery` between them, the union of the hosts' lines.
-Messages keep the names that hosts gave them. After a rollback a name is used again, and then means the last send with this name.
-
-Lines in the trace of a host, and the order of the lines of several hosts.
+Lines in the trace of a host
+----------------------------
 
     {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents here begin, or go back
     {"event": "checkpoint", "agent": "a", "index": 6, "kind": "coordinated", "epochs": [4], "time_ns": …}

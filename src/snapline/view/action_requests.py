@@ -1,4 +1,4 @@
-"""Requests of operators: the page of actions, confirmations and outcomes. This module authorizes; `actions.py` and its makers define the actions.
+"""Requests of operators: the page of actions, confirmations and outcomes. This module authorizes; `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing
@@ -8,7 +8,7 @@
 Another site must not act through a viewer's browser. A form is accepted if the browser reports our own origin, if the form carries the session's
 token, which other sites cannot read, and if its key belongs to a page that this session was shown.
 
-Screens of actions: possible actions, confirmation and outcome. All work without scripts.
+All screens work without scripts.
 """
 
 from collections.abc import Awaitable, Callable, Container, Sequence
@@ -165,6 +165,9 @@ def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Mar
     )
     where = tag("a", outcome.where, href=outcome.address) if outcome.address != "/act" else None
     return join([title, strip, tag("p", where, class_="deeds"), tag("p", link_back)])
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 ROLES = (OPERATOR, ADMIN)

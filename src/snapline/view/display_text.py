@@ -1,12 +1,10 @@
-"""Numbers formatted for people: counts, rates, sizes, times.
+"""Texts of numbers, states, losses and restores, the same on pages, in terminals and in commands.
 
-Tone of each state on pages and in terminals. The name of the state is always shown too.
+A state has a tone, and its name is always shown too. Red ("bad") is for failures, lost hosts, and states that need an operator now. Amber
+("warn") is temporary or can wait. The rest is green or plain.
 
-Red ("bad") is for failures, lost hosts, and states that need an operator now. Amber ("warn") is temporary or can wait. The rest is green or plain.
-
-Loss now, duration of recoveries, cost of the interval: the same texts on a page, in a terminal and in `snapline status`.
-
-Consequences of a deliberate restore, in sentences, for `snapline recovery restore` and for the confirmation page.
+Loss now, duration of recoveries and cost of the interval are also in `snapline status`. The consequences of a deliberate restore are sentences
+of `snapline recovery restore` and of the confirmation page.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -81,6 +79,9 @@ def age(since_1970_s: float | None) -> Markup | str:
     return tag("time", text, datetime=at.isoformat(timespec="milliseconds"), data_age=True, title=f"at {text}")
 
 
+# -- tones -------------------------------------------------------------------------------------------------------------
+
+
 Tone = Literal["good", "plain", "warn", "bad"]
 Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
 
@@ -116,6 +117,9 @@ def worst(tones: Iterable[Tone]) -> Tone:
 def pill(subject: Subject, word: str, *more: str) -> Markup:
     """Draw a state with its tone; `more`: text after it."""
     return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 RECOVERIES_SHOWN = 3
@@ -177,6 +181,9 @@ def brief(time_s: float) -> str:
 def percent(share: float) -> str:
     """Return a percentage with two significant digits, such as `0.012 %`."""
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+# -- restores ----------------------------------------------------------------------------------------------------------
 
 
 NAMED_MAX = 10

@@ -1,10 +1,8 @@
-"""The screen *Fleet*: hosts, agents, and the busy, parked and waiting ones; live.
+"""Pages of the live fleet.
 
-Page of one agent: its state, and its host's report on it.
-
-Sparkline: a small chart of a series.
-
-The screen *Coordinators*: the coordinator's replicas, each as it reports its own state.
+- *Fleet*: hosts, agents, and the busy, parked and waiting ones; live.
+- One agent: its state, and its host's report on it.
+- *Coordinators*: the coordinator's replicas, each as it reports its own state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,73 +34,6 @@ from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
 from snapline.view.page_streams import Partial
-
-HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
-
-OPEN_BYTES_MAX = 2_000
-"""Largest state, as JSON, that is shown open: the fields of a larger one are folded."""
-
-
-def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
-    """Draw what `Client.describe` returns, and the state; `problem`: reason why the state is not the live one, or is unknown."""
-    facts = [(name, document.get(name)) for name in document if name not in HEAD]
-    about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
-    title = tag(
-        "div",
-        tag("h1", str(document.get("agent", ""))),
-        pill("agent", str(document.get("life", ""))),
-        tag("p", about, class_="quiet"),
-        class_="title",
-    )
-    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
-    listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
-    return join([title, _state(state, problem), listed])
-
-
-def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """Draw the page while no host can describe the agent; `problem`: the reason."""
-    title = tag(
-        "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
-    )
-    return join([title, _state(state, problem)])
-
-
-def _state(state: AgentState | None, problem: str) -> Markup:
-    why = tag("p", f"{problem[:1].upper()}{problem[1:]}.", class_="strip warn") if problem else None
-    if state is None:
-        return section("state", "State", why)
-    about: Child = f"As it was at {state.time}, between two turns; a recovery may undo it."
-    if not state.is_live:
-        epoch = tag("a", f"epoch {state.epoch}", href=f"/epochs/{state.epoch}")
-        about = ["As of ", epoch, f", {state.time}."]
-    value = _opened(state.state) if not state.is_unborn else tag("p", "It is not born yet.", class_="quiet")
-    return section("state", "State", why, tag("p", about, class_="quiet"), value)
-
-
-def _opened(state: object) -> Markup:
-    is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
-    return tree(state, open_levels=DEPTH_MAX if is_small else 1)
-
-
-def _value(value: object) -> Child:
-    return tree(value) if isinstance(value, dict | list) and value else leaf(value)
-
-
-WIDTH, HEIGHT = 120, 28
-
-
-def sparkline(values: Sequence[float]) -> Markup:
-    """The course as an SVG, from 0 to its largest value."""
-    most = max(values, default=0.0)
-    if len(values) < 2 or most <= 0:
-        points = f"0,{HEIGHT - 1} {WIDTH},{HEIGHT - 1}"
-    else:
-        step = WIDTH / (len(values) - 1)
-        points = " ".join([f"{px(n * step)},{px(1 + (HEIGHT - 2) * (1 - v / most))}" for n, v in enumerate(values)])
-    line = tag("polyline", points=points, fill="none")
-    box = f"0 0 {WIDTH} {HEIGHT}"
-    return tag("svg", line, class_="sparkline", viewBox=box, preserveAspectRatio="none", aria_hidden="true")
-
 
 ROWS_MAX = 100
 """Largest number of agents in the table: ten thousand are unreadable; a search finds each."""
@@ -328,6 +259,24 @@ def _figure(name: str, value: str, more: Child, *, tone: Tone = "plain", is_broa
     return tag("div", tag("dt", name), figure, tag("dd", more, class_="more"), class_="broad" if is_broad else None)
 
 
+SPARKLINE_WIDTH, SPARKLINE_HEIGHT = 120, 28
+
+
+def sparkline(values: Sequence[float]) -> Markup:
+    """The course as an SVG, from 0 to its largest value."""
+    most = max(values, default=0.0)
+    if len(values) < 2 or most <= 0:
+        points = f"0,{SPARKLINE_HEIGHT - 1} {SPARKLINE_WIDTH},{SPARKLINE_HEIGHT - 1}"
+    else:
+        step = SPARKLINE_WIDTH / (len(values) - 1)
+        points = " ".join(
+            [f"{px(n * step)},{px(1 + (SPARKLINE_HEIGHT - 2) * (1 - v / most))}" for n, v in enumerate(values)]
+        )
+    line = tag("polyline", points=points, fill="none")
+    box = f"0 0 {SPARKLINE_WIDTH} {SPARKLINE_HEIGHT}"
+    return tag("svg", line, class_="sparkline", viewBox=box, preserveAspectRatio="none", aria_hidden="true")
+
+
 # -- hosts ---------------------------------------------------------------------------------------------------------------
 
 
@@ -462,7 +411,10 @@ def _select(name: str, label: str, all_of: str, values: Sequence[str], chosen: s
     return tag("select", tag("option", all_of, value=""), *options, name=name, aria_label=label)
 
 
-COLUMNS = (
+# -- coordinators ------------------------------------------------------------------------------------------------------
+
+
+REPLICA_COLUMNS = (
     *(("Replica", ""), ("Address", ""), ("Role", ""), ("Connected to", "wide"), ("Term", "number")),
     *(("Committed", "number"), ("Applied", "number"), ("Log", "")),
 )
@@ -478,7 +430,12 @@ def coordinators_body(replicas: Sequence[AskedReplica]) -> Markup:
     title = tag("div", tag("h1", "Coordinators"), tag("p", summary, class_="quiet"), class_="title")
     more = "Each was asked for this page. Positions are numbers of entries in the coordinator's log."
     return join(
-        [title, section("replicas", "Replicas", table(COLUMNS, rows, label="Replicas"), tag("p", more, class_="quiet"))]
+        [
+            title,
+            section(
+                "replicas", "Replicas", table(REPLICA_COLUMNS, rows, label="Replicas"), tag("p", more, class_="quiet")
+            ),
+        ]
     )
 
 
@@ -499,7 +456,7 @@ def _replica_row(replica: AskedReplica, leader: ReplicaStatus | None) -> Markup:
             if leader is None
             else "; the leader is" + " not" * (replica.id not in leader.connected) + " connected to it"
         )
-        why = tag("td", f"{replica.problem}{known}", class_="wide", colspan=len(COLUMNS) - 3)
+        why = tag("td", f"{replica.problem}{known}", class_="wide", colspan=len(REPLICA_COLUMNS) - 3)
         return tag("tr", head, tag("td", pill("replica", "silent")), why)
     role: list[Child] = [pill("replica", role_of(status))]
     if status.is_learner:
@@ -516,3 +473,57 @@ def _replica_row(replica: AskedReplica, leader: ReplicaStatus | None) -> Markup:
         [tag("td", count(number), class_="number") for number in numbers],
         tag("td", log),
     )
+
+
+# -- one agent ---------------------------------------------------------------------------------------------------------
+
+
+AGENT_HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
+
+OPEN_BYTES_MAX = 2_000
+"""Largest state, as JSON, that is shown open: the fields of a larger one are folded."""
+
+
+def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
+    """Draw what `Client.describe` returns, and the state; `problem`: reason why the state is not the live one, or is unknown."""
+    facts = [(name, document.get(name)) for name in document if name not in AGENT_HEAD]
+    about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
+    title = tag(
+        "div",
+        tag("h1", str(document.get("agent", ""))),
+        pill("agent", str(document.get("life", ""))),
+        tag("p", about, class_="quiet"),
+        class_="title",
+    )
+    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
+    listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
+    return join([title, _state(state, problem), listed])
+
+
+def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
+    """Draw the page while no host can describe the agent; `problem`: the reason."""
+    title = tag(
+        "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
+    )
+    return join([title, _state(state, problem)])
+
+
+def _state(state: AgentState | None, problem: str) -> Markup:
+    why = tag("p", f"{problem[:1].upper()}{problem[1:]}.", class_="strip warn") if problem else None
+    if state is None:
+        return section("state", "State", why)
+    about: Child = f"As it was at {state.time}, between two turns; a recovery may undo it."
+    if not state.is_live:
+        epoch = tag("a", f"epoch {state.epoch}", href=f"/epochs/{state.epoch}")
+        about = ["As of ", epoch, f", {state.time}."]
+    value = _opened(state.state) if not state.is_unborn else tag("p", "It is not born yet.", class_="quiet")
+    return section("state", "State", why, tag("p", about, class_="quiet"), value)
+
+
+def _opened(state: object) -> Markup:
+    is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
+    return tree(state, open_levels=DEPTH_MAX if is_small else 1)
+
+
+def _value(value: object) -> Child:
+    return tree(value) if isinstance(value, dict | list) and value else leaf(value)

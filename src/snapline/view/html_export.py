@@ -1,26 +1,20 @@
-"""Content of a file for a bug report: the available screens of a running fleet, or of a store at rest.
+"""HTML file for a bug report: the available screens of a running fleet, or of a store at rest.
 
-The pages are those of the view. A sentence replaces an unavailable page, so one failure does not affect the others. A fleet that does not answer
-at all is an error: no file is written.
+*Screens.* The pages are those of the view. A sentence replaces an unavailable page, so one failure does not affect the others. A fleet that
+does not answer at all is an error: no file is written.
 
-One self-contained HTML file: the screens one below the other, with their style and without scripts.
+*File.* It is self-contained: the screens one below the other, with their style and without scripts. Its content security policy enforces
+that: the style is allowed by its digest, everything else is forbidden.
 
-Its content security policy enforces that: the style is allowed by its digest, everything else is forbidden.
+*Static markup.* A screen, the output of `markup.tag`, is converted without the parts that need a server. Ids get the screen's name as a
+prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the file does not have the target.
+Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
 
-Convert a screen, the output of `markup.tag`, for a static file, without parts that need a server.
+*Redaction.* Of a state, a message, an output or the data of an effect, only the size and a digest are shown. A digest of a short secret
+would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have equal digests within one file,
+and a digest reveals nothing elsewhere.
 
-Ids get the screen's name as a prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the
-file does not have the target. Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send
-anything.
-
-Redaction of agents' data: of a state, a message, an output or the data of an effect only the size and a digest are shown.
-
-A digest of a short secret would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have
-equal digests within one file, and a digest reveals nothing elsewhere.
-
-A store without a running coordinator, for the view's pages: its snapshots, and its fleet's external output.
-
-Page of the snapshots of a store at rest, for a file: no coordinator is running to report the fleet's state.
+*Store at rest.* Without a running coordinator the file shows the store's snapshots, and its fleet's external output.
 """
 
 import asyncio
@@ -85,6 +79,8 @@ from snapline.view.pending_work_page import (
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.watch import FleetWatch
 
+# -- store at rest -----------------------------------------------------------------------------------------------------
+
 
 class StoreAtRest:
     """Reads a store; documents are those of the commands with `-o json`."""
@@ -144,7 +140,7 @@ class StoreAtRest:
 SNAPSHOTS_MAX = 256
 """Largest number of snapshots, the newest: as many as the history of epochs has."""
 
-COLUMNS = (
+SNAPSHOT_COLUMNS = (
     *(("Epoch", ""), ("Taken", ""), ("Why", ""), ("Plan", "number"), ("Hosts", "number"), ("Agents", "number")),
     *(("States", "number"), ("In transit", "number"), ("Kept as", "wide")),
 )
@@ -168,14 +164,20 @@ def store_body(listed: SnapshotList) -> Markup:
         else None
     )
     rows = [_row(each, listed) for each in shown]
-    body = table(COLUMNS, rows, label="Snapshots") if rows else tag("p", "It holds no snapshot.", class_="quiet")
+    body = (
+        table(SNAPSHOT_COLUMNS, rows, label="Snapshots") if rows else tag("p", "It holds no snapshot.", class_="quiet")
+    )
     return join([title, damage, fork, section("snapshots", summary, body)])
 
 
 def _row(each: SnapshotSummary, listed: SnapshotList) -> Markup:
     name = tag("th", tag("a", each.epoch, href=f"/epochs/{each.epoch}"), scope="row")
     if each.damage:
-        return tag("tr", name, tag("td", f"cannot be read: {each.damage}", class_="wide bad", colspan=len(COLUMNS) - 1))
+        return tag(
+            "tr",
+            name,
+            tag("td", f"cannot be read: {each.damage}", class_="wide bad", colspan=len(SNAPSHOT_COLUMNS) - 1),
+        )
     names = [tag for tag, epoch in sorted(listed.tags.items()) if epoch == each.epoch]
     kept = [*names, *(["pinned"] if each.epoch in listed.pins else [])]
     numbers: list[Child] = [
@@ -187,6 +189,9 @@ def _row(each: SnapshotSummary, listed: SnapshotList) -> Markup:
     return tag(
         "tr", name, tag("td", created), tag("td", each.trigger), cells, tag("td", ", ".join(kept), class_="wide")
     )
+
+
+# -- static markup -----------------------------------------------------------------------------------------------------
 
 
 _TAG = re.compile(r'<(/?)([a-zA-Z][a-zA-Z0-9]*)((?: [a-zA-Z-]+(?:="[^"<>]*")?)*)>')
@@ -300,6 +305,9 @@ def _written(attributes: dict[str, str | None]) -> Iterator[str]:
         yield f" {name}" if value is None else f' {name}="{escape(value)}"'
 
 
+# -- redaction ---------------------------------------------------------------------------------------------------------
+
+
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
 """Kept fields of a timer, a parked message, a dead letter and the like; all others may be private."""
 
@@ -374,6 +382,9 @@ class Redaction:
             for topic, outputs in newest.topics.items()
         }
         return msgspec.structs.replace(newest, topics=topics)
+
+
+# -- screens -----------------------------------------------------------------------------------------------------------
 
 
 SNAPSHOT = "snapshot"
@@ -566,6 +577,9 @@ def _title(name: str) -> Markup:
 
 def _sentence(text: str) -> Markup:
     return tag("p", text, class_="strip warn")
+
+
+# -- file --------------------------------------------------------------------------------------------------------------
 
 
 MORE_STYLE = """

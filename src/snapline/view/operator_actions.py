@@ -4,11 +4,9 @@ A page gets an unguessable key, and its action stores the details shown on the p
 exactly what was shown, even after a change of leader, and regardless of the form's content. A form that is submitted again, by a reload or a
 second click, finds its key used, and gets the outcome of the first submission. An unknown key does nothing: open a new page.
 
-Actions of operators on the fleet, with the same calls as the commands. Each describes its effects, with this fleet's numbers, and runs.
-
-Actions of operators on stored snapshots: tags, pins and forks. They change the store directly, like the commands.
-
-So they need the fleet's folder on this machine, and are not in the coordinator's audit log.
+Actions on the fleet make the same calls as the commands. Each describes its effects, with this fleet's numbers, and runs. Actions on stored
+snapshots (tags, pins and forks) change the store directly, like the commands: they need the fleet's folder on this machine, and are not in
+the coordinator's audit log.
 """
 
 import asyncio
@@ -179,6 +177,9 @@ async def _done(proposed: ProposedAction, fields: Fields) -> ActionOutcome:
 
 
 DROP, GIVE = "drop", "give"
+# -- fleet -------------------------------------------------------------------------------------------------------------
+
+
 REASON_CHARACTERS_MAX = 200
 RECOVERY = ("/recovery", "Recoveries")
 FLEET = ("/", "The fleet")
@@ -337,6 +338,9 @@ def _restore_effects(preview: RestorePreview, facts: FleetFacts) -> tuple[str, .
         f"Now it runs by plan {facts.plan:,}. If another takes its place before you confirm, nothing is done.",
     ]
     return tuple([f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in effects])
+
+
+# -- store -------------------------------------------------------------------------------------------------------------
 
 
 ACT = ("/act", "Actions")

@@ -1,11 +1,11 @@
-"""Frame of every screen: head, navigation, and the notice about problems.
+"""Common elements of pages: frame, sections, tables, links, and trees of values.
 
-Links only to existing targets: agents stop, and snapshots are pruned, while pages still name them.
+The frame of every screen is its head, the navigation, and the notice about problems. Links lead only to existing targets: agents stop, and
+snapshots are pruned, while pages still name them.
 
-Plain values as a tree that opens and closes: states, messages, documents.
-
-A value may be arbitrarily large and deep, so a tree has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels,
-`VALUE_TEXT_MAX` characters of one text. At each limit it shows the number of omitted items.
+Plain values (states, messages, documents) are shown as a tree that opens and closes. A value may be arbitrarily large and deep, so a tree
+has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, `VALUE_TEXT_MAX` characters of one text. At each limit it
+shows the number of omitted items.
 """
 
 from collections.abc import Iterable, Mapping
@@ -112,6 +112,9 @@ def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id
     return tag("div", inner, class_="table", tabindex="0", role="region", aria_label=label, id=id)
 
 
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
 KEPT = ("complete", "void")
 """Statuses of ended epochs that can be viewed until they are forgotten."""
 
@@ -162,6 +165,9 @@ def shown_epochs(history: dict[str, object] | None) -> frozenset[int]:
 def restorable_epochs(history: dict[str, object]) -> frozenset[int]:
     """Return the epochs to which the fleet can go back."""
     return frozenset([each.epoch for each in msgspec.convert(history, KeptEpochs).epochs if each.status == "complete"])
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
 
 
 NODES_MAX = 2_000

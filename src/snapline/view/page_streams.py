@@ -1,6 +1,6 @@
 """Streams of changes of a page that is rendered every few seconds, for a bounded number of viewers.
 
-Parts of a page that change while it is viewed, and the changes to be sent to each viewer.
+A page consists of parts. Each viewer receives those that have changed since it last received them.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """The screen *Waiting*: unfinished durable turns, inputs, outputs and their readers, effects and their fates, dead letters.
 
-Facts for the screen *Waiting*, and about effects: read once for all viewers, at most every few seconds.
-
-External output of a fleet, read in parts: the ledger of effects, and the newest outputs of each topic.
-
-Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read fetches a limited number of pages.
-So a long ledger is complete only after several reads; `is_whole` tells.
+The facts are read once for all viewers, at most every few seconds. External output (the ledger of effects, and the newest outputs of each
+topic) is read in parts. Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read fetches a
+limited number of pages. So a long ledger is complete only after several reads; `is_whole` tells.
 """
 
 import asyncio
@@ -30,6 +27,9 @@ from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import Targets, leaf, section, table, tree
 from snapline.view.page_streams import RENDER_PERIOD_S, Partial, notices
 from snapline.view.watch import FleetWatch
+
+# -- ledger ------------------------------------------------------------------------------------------------------------
+
 
 LEDGER_RECORDS_MAX = 20_000
 """Largest number of records of the ledger: folding them takes a tenth of a second."""
@@ -157,6 +157,9 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
     return NewestOutputs(
         {topic: tuple(outputs) for topic, outputs in topics.items()}, counts, epoch, is_cut and bool(counts)
     )
+
+
+# -- page --------------------------------------------------------------------------------------------------------------
 
 
 ROWS_MAX = 100
@@ -400,6 +403,9 @@ def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
         missing += sum(late)
         is_more |= all(late) and len(outputs) < newest.counts[topic]
     return f"{missing:,} or more" if is_more else count(missing)
+
+
+# -- reader ------------------------------------------------------------------------------------------------------------
 
 
 class PendingWorkReader:

@@ -1,7 +1,7 @@
 """Access to the view by a loopback address or by signing in with the token. Form tokens, and the headers of every page.
 
-Programs on other web sites must not read through a viewer's browser (`gateway/browser_headers.py`). Without a token the view answers only requests
-with a loopback host name; with a token, requests from other sites lack the cookie.
+Programs on other web sites must not read through a viewer's browser (`gateway/browser_headers.py`). Without a token the view answers only
+requests with a loopback host name; with a token, requests from other sites lack the cookie.
 """
 
 import hashlib

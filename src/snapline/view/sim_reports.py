@@ -7,7 +7,7 @@
 A report may come from anyone: files are read up to a size, a packed trace is measured before it is unpacked, nothing is executed, all content is
 shown as text, and its page and pictures are made anew. An address is a path below a given folder; links out of the folder are rejected.
 
-Types of the documents of simulations in files. Missing values get a neutral default.
+Missing values of a document get a neutral default.
 """
 
 import contextlib

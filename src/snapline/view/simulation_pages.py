@@ -1,4 +1,4 @@
-"""Requests for reports of simulations. Their content is read from files in a thread, one at a time: drawing a run takes half a second.
+"""Pages of simulation reports: runs, sweeps, and a failing run next to its shrunk form.
 
 GET  /simulation                          the reports in the folders
 GET  /simulation/runs/{place}             one run
@@ -7,9 +7,8 @@ GET  /simulation/sweeps/{place}           one sweep
 GET  /simulation/reports/{place}          the run's report, generated anew, as a page of its own
 GET  /simulation/pictures/{kind}/{place}  its timeline, or its space-time diagram
 
-The screen *Simulation*: runs and sweeps in the folders of reports, and one sweep's failures by oracle.
-
-One simulated run: its evidence, faults, timeline and space-time diagram; and a failing run next to its shrunk form.
+The screen *Simulation* has the runs and sweeps in the folders of reports. A sweep shows its failures by oracle; a run its evidence, faults,
+timeline and space-time diagram. Files are read in a thread, one at a time: drawing a run takes half a second.
 """
 
 import asyncio
@@ -224,6 +223,9 @@ def _checks(sweep: FoundSweep) -> Markup:
 
 def _back() -> Markup:
     return tag("p", tag("a", "All reports", href=PLACE))
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
 
 
 VIOLATIONS_MAX, FAULTS_MAX, NUMBERS_MAX = 50, 200, 300
@@ -522,6 +524,9 @@ def _steps(steps: str) -> Markup:
         return tag("p", "The steps were not recorded.", class_="quiet")
     more = f"\n… {len(lines) - STEPS_MAX:,} more lines: steps.txt has all" if len(lines) > STEPS_MAX else ""
     return tag("pre", shown("\n".join(lines[:STEPS_MAX])), more, tabindex="0")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 _Found = TypeVar("_Found")

@@ -1,6 +1,6 @@
 """The screen *Space-time*: events and messages of agents, in a picture whose events can be opened.
 
-The requested window of events, as written in the addresses of pages, pictures and links.
+`SpaceQuery` is the requested window of events, as written in the addresses of pages, pictures and links.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,9 @@ from snapline.view.display_text import count, plural
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, leaf, section, tree
 from snapline.view.page_streams import Partial, notices
+
+# -- query -------------------------------------------------------------------------------------------------------------
+
 
 PAGE = "/space-time"
 
@@ -142,6 +145,9 @@ def _number(given: QueryParams, name: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise UsageError(f"{name} is no number: {text[:40]!r}")
     return int(text)
+
+
+# -- screen ------------------------------------------------------------------------------------------------------------
 
 
 LISTED_MAX = 200

@@ -5,11 +5,10 @@ GET  /events/space-time   changes of the screen
 GET  /space-time.svg      picture of exactly the shown window
 GET  /space-time.shiviz   events of the window with their vector clocks
 
-Events of the last seconds, from the hosts' traces: read once for all viewers, at most once a period, and only while there are viewers.
-
-Hosts trace while they receive requests, and for five seconds longer. If there are too many events, hosts trace every fourth message of a
-channel, or every sixteenth …; both ends trace the same messages. A host's events are shown only up to the time that all hosts have
-reported: otherwise receives would appear before their sends.
+The live events of the last seconds come from the hosts' traces: read once for all viewers, at most once a period, and only while there are
+viewers. Hosts trace while they receive requests, and for five seconds longer. If there are too many events, hosts trace every fourth
+message of a channel, or every sixteenth …; both ends trace the same messages. A host's events are shown only up to the time that all hosts
+have reported: otherwise receives would appear before their sends.
 """
 
 import asyncio
@@ -45,6 +44,9 @@ from snapline.view.space_time_page import (
     space_pieces,
     space_results,
 )
+
+# -- live events -------------------------------------------------------------------------------------------------------
+
 
 KEPT_S = 20.0
 """Time for which events are kept."""
@@ -222,6 +224,9 @@ class _HostEvents:
 
 def _event_log(parts: Sequence[HostPart]) -> EventLog:
     return EventLog(gather(parts)[-EVENTS_MAX:], is_whole=False)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 TRACE_EVENTS_MAX = 200_000

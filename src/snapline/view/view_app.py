@@ -1,17 +1,17 @@
-"""The view's requests: pages, streams of their changes, our own files. An adapter: the screens decide on the content.
+"""The view's HTTP server: pages, streams of their changes, our own files. The screens decide on the content.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
-    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with them (`acting.py`)
-    GET  /space-time, /space-time.svg, …     events of the fleet and of a trace (`space_time.py`)
+    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with them (`action_requests.py`)
+    GET  /space-time, /space-time.svg, …     events of the fleet and of a trace (`space_time_requests.py`)
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
     GET  /sign-in; POST /sign-in, /sign-out  with the token, if one is required
-    GET  /simulation, /simulation/…          reports of simulations, if there are any (`simulation.py`)
+    GET  /simulation, /simulation/…          reports of simulations, if there are any (`simulation_pages.py`)
     GET  /health                             200 while this process answers
 
 All other requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
 
-The view's process: one client, one server, until it is stopped.
+`serve` is the view's process: one client, one server, until it is stopped.
 """
 
 import asyncio
