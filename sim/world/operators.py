@@ -4,22 +4,48 @@ resolves them.
 The operator has one open request with one or two commands for one agent. The request and its answer may be lost, duplicated or late; then the
 operator repeats it with the same keys, or gives up. Since it waits before it acts, it may also name a dead letter that is settled or rolled back. The
 answers are reported to the oracle (`oracles/dead_letters.py`).
+
+Operator that drains hosts, resumes them and rebalances agents at drawn times.
+
+Each request goes once to the present leader; the next leader knows only the marks in the log. When the faults are over, the operator removes all
+marks, so that agents have hosts to go to.
+
+Operator that sometimes restores the fleet to a kept epoch, with or without its inputs.
+
+Requests go to the present leader through the product's service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; the
+same token identifies the same restore. When the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused:
+then the operator restores the newest epoch.
+
+Reader of all outputs of a simulated fleet, with a cursor.
+
+Sometimes the reader crashes and resumes from a saved cursor. Its outputs at the end are compared with the files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 from snapline.agent_runtime.compensations import UNDO
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
+from snapline.coordinator.leader import events as le
+from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
+from snapline.coordinator.service.restore_requests import AnswerT
+from snapline.errors import NotFoundError, SnaplineError, UsageError
+from snapline.messages.answers import RestoreReply
 from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
 from snapline.messages.effect_commands import EffectResolution, effect_resolution_payload, is_effect_resolution
 from snapline.messages.effect_records import outside_key
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import command_name
+from snapline.sim.oracles.outputs import ReadRelease
+from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.kernel import Future, Kernel, VirtualLoop, drive, settle
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.simulated_replica import SimLeader
 from snapline.sim.world.world_state import WorldState
+from snapline.storage.store.store import Store
 
 MS = 1_000_000
 
@@ -196,3 +222,276 @@ class SimOperator:
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
+
+
+HOME_NS = 200_000_000
+"""Period of the `HOME_TIMES` attempts to remove the marks, since there may be no leader at the first one."""
+
+HOME_TIMES = 20
+
+Ask = Callable[[MovesRequested], None]
+
+
+class MovesOperator:
+    """Operator of one run that moves agents."""
+
+    def __init__(self, shared: WorldState, log: SimulatedLog, ask: Ask) -> None:
+        self._shared = shared
+        self._log = log
+        self._ask = ask
+        self._numbers = 0
+        self._open: dict[int, None] = {}
+
+    def start(self) -> None:
+        """Schedule all moves once the fleet works."""
+        times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
+        now_ns = self._shared.kernel.now_ns
+        for time in range(times):
+            after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
+            self._shared.call_at(now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+        for time in range(HOME_TIMES if times else 0):
+            self._shared.call_at(now_ns + until_ns + time * HOME_NS, self._resume_all)
+
+    def _pick(self, what: str, time: int, n: int) -> int:
+        return self._shared.choices.pick("mover", (what, time), n)
+
+    def _come(self, time: int) -> None:
+        hosts = sorted(self._log.canonical.image.hosts)
+        if not hosts:
+            return
+        chosen = hosts[self._pick("host", time, len(hosts))]
+        match self._pick("what", time, 4):
+            case 0:
+                self._say(is_even=True)
+            case 1:
+                self._say(resumed=(chosen,), is_even=True)
+            case _:
+                self._say(drained=(chosen,))
+
+    def _resume_all(self) -> None:
+        marked = [host for host, record in self._log.canonical.image.hosts.items() if record.is_drained]
+        if marked:
+            self._say(resumed=tuple(marked))
+
+    def _say(self, *, drained: tuple[str, ...] = (), resumed: tuple[str, ...] = (), is_even: bool = False) -> None:
+        self._numbers += 1
+        self._open[self._numbers] = None
+        self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
+
+    def on_answered(self, answer: AnswerMoves) -> None:
+        """Check that each request is answered at most once; a leader that ends leaves requests unanswered."""
+        if answer.request not in self._open:
+            self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
+        self._open.pop(answer.request, None)
+        plan = self._log.canonical.plan
+        is_moved = plan is not None and plan.reason.startswith("agents ")
+        self._shared.judge.probes.sometimes(is_moved, "agents moved on purpose")
+
+
+AGAIN_NS = 400_000_000
+"""Time before the operator repeats an unanswered request: about as long as an election."""
+
+ASKED_MAX = 8
+
+HELPS_NS = 700_000_000
+"""Time between two checks for refused rollbacks: long enough for a restore."""
+
+CALL_WAIT_NS, CALL_WAITS_MAX = 10_000_000, 200
+"""Period and number of waits for an effect's call: half of the restores happen during one, if one comes soon."""
+
+READ_S = 0.002
+"""Time for which the service reads the store during a restore."""
+
+
+class RestoreRequest(NamedTuple):
+    """One restore. `asked`: number of requests for it."""
+
+    token: str
+    epoch: int
+    drops: bool
+    asked: int
+
+
+class _LeaderLoop(VirtualLoop):
+    """Virtual event loop for the service of one leader. Calls of a leader that is over are dropped."""
+
+    def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
+        super().__init__(kernel)
+        self._leader = leader
+
+    def run_in_executor(self, _executor: None, function: Callable[[], Any]) -> Future:
+        future = self.create_future()
+        self.call_later(READ_S, lambda: self._leader.fire((lambda _: settle(future, function), None)))
+        return future
+
+
+class RestoreOperator:
+    """Operator of one run that restores the fleet."""
+
+    def __init__(
+        self,
+        shared: WorldState,
+        log: SimulatedLog,
+        leader: Callable[[], SimLeader | None],
+        stands: Callable[[], bool],
+        is_calling: Callable[[], bool],
+    ) -> None:
+        """`leader` returns the leader, if any; `stands` whether an agent's rollback was refused; `is_calling` whether an effect is being called."""
+        self._shared = shared
+        self._log = log
+        self._leader = leader
+        self._stands = stands
+        self._is_calling = is_calling
+        self._helps = 0
+        self._numbers = 0
+        self._open: dict[int, Future] = {}
+        self._answered: dict[str, None] = {}
+
+    def start(self) -> None:
+        """Schedule restores at drawn times, now that the fleet works."""
+        part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
+        for time in range(part.times):
+            after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
+            self._shared.call_at(self._shared.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+
+        if self._shared.workload.requests_rollbacks:
+            self._look()
+
+    def _look(self) -> None:
+        """Restore the newest epoch if an agent needs it, then check again later."""
+        complete = self._log.canonical.complete_epochs()
+        if complete and self._stands():
+            self._helps += 1
+            self._shared.judge.probes.hit("rollback refused")
+            self._say(RestoreRequest(f"helper-{self._helps}", complete[-1], False, 0))
+        self._shared.call_at(self._shared.kernel.now_ns + HELPS_NS, self._look)
+
+    def _pick(self, what: str, time: int, n: int) -> int:
+        return self._shared.choices.pick("operator", (what, time), n)
+
+    def _come(self, time: int, looks: int = 0) -> None:
+        if looks < CALL_WAITS_MAX and self._pick("amid", time, 2) == 1 and not self._is_calling():
+            later_ns = self._shared.kernel.now_ns + CALL_WAIT_NS
+            self._shared.call_at(later_ns, lambda: self._come(time, looks + 1))
+            return
+        complete = self._log.canonical.complete_epochs()
+        if not complete:
+            return
+        part = self._shared.scenario.restores
+        epoch = complete[-1 - self._pick("epoch", time, len(complete))]
+        drops = bool(part.drops_one_in) and self._pick("drops", time, part.drops_one_in) == part.drops_one_in - 1
+        self._say(RestoreRequest(f"operator-{time}", epoch, drops, 0))
+
+    def _say(self, restore_request: RestoreRequest) -> None:
+        if restore_request.token in self._answered or restore_request.asked >= ASKED_MAX:
+            return
+        leader = self._leader()
+        if leader is not None:
+            loop = _LeaderLoop(self._shared.kernel, leader)
+            drive(
+                loop, self._restore(loop, leader, restore_request), lambda answer: self._ended(restore_request, answer)
+            )
+        again = restore_request._replace(asked=restore_request.asked + 1)
+        self._shared.call_at(self._shared.kernel.now_ns + AGAIN_NS, lambda: self._say(again))
+
+    async def _restore(self, loop: VirtualLoop, leader: SimLeader, restore_request: RestoreRequest) -> RestoreReply:
+        def ask(question: Callable[[int], le.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]:
+            self._numbers += 1
+            future = self._open[self._numbers] = loop.create_future()
+            leader.tell(question(self._numbers))
+            return future
+
+        return await leader.restoring.restore(
+            str(restore_request.epoch),
+            restore_request.token,
+            "the operator wants it",
+            is_dropping=restore_request.drops,
+            ask=ask,
+        )
+
+    def on_answered(self, answer: le.AnswerRestore) -> None:
+        """Pass the leader's answer to the service."""
+        future = self._open.pop(answer.request, None)
+        if future is None:
+            self._shared.say(
+                "answer", "G4", f"request {answer.request} to go back is answered twice, or was never made"
+            )
+            return
+        future.set_result(answer)
+
+    def _ended(self, restore_request: RestoreRequest, answer: Callable[[], RestoreReply]) -> None:
+        """Check that the answer to a restore agrees with the log."""
+        probes = self._shared.judge.probes
+        try:
+            reply = answer()
+        except (UsageError, NotFoundError) as error:  # permanent refusal
+            self._answered[restore_request.token] = None
+            probes.hit("restore refused")
+            if "lack inputs" in str(error) and self._shared.scenario.budget == "within":
+                self._shared.say(
+                    "answer", "R1", f"{restore_request.token} is refused, and no fault has deleted inputs: {error}"
+                )
+            return
+        except SnaplineError:  # temporary refusal
+            probes.hit("restore refused")
+            return
+        self._answered[restore_request.token] = None
+        probes.hit("fleet taken back")
+        plan = self._log.canonical.plan_of_request(restore_request.token)
+        if plan is None or (plan.number, plan.line_epoch) != (reply.plan, reply.epoch):
+            self._shared.say(
+                "answer", "G4", f"{restore_request.token} is told of plan {reply.plan}, which does not go back for it"
+            )
+
+
+READ_NS = 60_000_000
+DIES_ONE_IN, STOPS_ONE_IN = 5, 6
+
+
+class SimReader:
+    """Reader of outputs; see the module."""
+
+    def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
+        """`is_damaged` returns whether a fault has damaged files of the store."""
+        self._shared = shared
+        self._store = store
+        self._is_damaged = is_damaged
+        self._reads = 0
+        self._had: list[ReadRelease] = []
+        self._cursor = ""
+        self._saved: tuple[list[ReadRelease], str] = [], ""
+
+    def start(self) -> None:
+        """Start reading without waiting for the fleet."""
+        if reads_outputs(self._shared.scenario):
+            self._later()
+
+    def _later(self) -> None:
+        self._shared.call_at(self._shared.kernel.now_ns + READ_NS, self._read)
+
+    def _read(self) -> None:
+        self._reads += 1
+        if self._is_one_in(DIES_ONE_IN, "dies"):
+            self._had, self._cursor = list(self._saved[0]), self._saved[1]
+        self.read()
+        if self._is_one_in(STOPS_ONE_IN, "writes down"):
+            self._saved = list(self._had), self._cursor
+        self._later()
+
+    def read(self) -> list[ReadRelease]:
+        """Read all outputs available now; return all releases read."""
+        try:
+            for batch in self._store.read_outputs(self._cursor):
+                if batch.undone is not None:
+                    after = batch.undone.after
+                    self._had = [each for each in self._had if each.epoch <= after]
+                outputs = [(x.agent, x.number, x.topic.encode() + b" " + x.payload) for x in batch.outputs]
+                self._had.append(ReadRelease(batch.epoch, outputs))
+                self._cursor = str(batch.end)
+        except SnaplineError as error:
+            if not self._is_damaged():
+                self._shared.say("reader", "R2", f"a reader of outputs at {self._cursor!r} was told: {error}")
+        return self._had
+
+    def _is_one_in(self, n: int, what: str) -> bool:
+        return self._shared.choices.pick("outputs", ("reader", what, self._reads), n) == n - 1

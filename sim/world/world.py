@@ -37,12 +37,9 @@ from snapline.sim.world.clients import Clients
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import START_OF_TIME_NS, Journal
-from snapline.sim.world.moves_operator import MovesOperator
-from snapline.sim.world.operators import SimOperator
-from snapline.sim.world.reader import SimReader
+from snapline.sim.world.operators import MovesOperator, RestoreOperator, SimOperator, SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.restore_operator import RestoreOperator
 from snapline.sim.world.simulated_replica import SimLeader, SimulatedReplica
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
