@@ -1,4 +1,9 @@
-"""`snapline auth …`: make the certificates of a fleet (docs/security.md)."""
+"""`snapline auth …`: make the certificates of a fleet (docs/security.md).
+
+`snapline auth token …`: tokens of people (docs/security.md).
+
+`snapline audit`: operator requests to the fleet (docs/security.md).
+"""
 
 import asyncio
 from pathlib import Path
@@ -6,16 +11,92 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import auth_token
 from snapline.cli.command import command
-from snapline.cli.options import REPLICAS, Display
+from snapline.cli.options import REPLICAS, Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import Context, UserSettings
 from snapline.cli.up import Address, Name
 from snapline.errors import UsageError
+from snapline.ids import check_id
 
 if TYPE_CHECKING:
+    from snapline.messages.users import RecordedCall, TokenStatus
     from snapline.security.certificates import Issued
+
+
+DAY_S = 24 * 3600
+
+token_app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Tokens of people: made, listed and revoked by admins."
+)
+
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; the audit log shows it.")]
+
+
+@token_app.command("create")
+@command
+def create(
+    connection: Connection,
+    display: Display,
+    name: TokenName,
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer, operator or admin.")] = "viewer",
+    days: Annotated[int, typer.Option("--days", min=1, max=365, metavar="N", help="Validity in days.")] = 30,
+) -> None:
+    """Make a token for a person, and print it once: the fleet keeps its digest alone.
+
+    Put it into a file that only they can read; commands take it by --auth-token.
+    """
+    from snapline.security.tokens import digest_of, new_token
+    from snapline.storage.timestamps import instant
+
+    check_id(name, "token")
+    token = new_token()
+    created = connection.ask(
+        lambda client: client.make_token(name, role, digest_of(token), days * DAY_S, connection.timeout)
+    )
+    expires = instant(created.expires_ns / 1e9)
+    display.printer().result(
+        document("TokenCreated", name=name, role=role, expires=expires, token=token), _show_new_token
+    )
+
+
+@token_app.command("list")
+@command
+def list_tokens(connection: Connection, display: Display) -> None:
+    """List tokens: whose they are, what they may do, and until when. What they are, nobody knows."""
+    listed = connection.ask(lambda client: client.read_tokens(connection.timeout))
+    rows = [_token_row(token) for token in listed.tokens]
+    display.printer().result(document("TokenList", tokens=rows), _show_tokens)
+
+
+@token_app.command("revoke")
+@command
+def revoke(connection: Connection, display: Display, name: TokenName) -> None:
+    """Make a token good for nothing, at once; hosts believe it for five seconds more, for calls that only read."""
+    connection.ask(lambda client: client.revoke_token(name, connection.timeout))
+    display.printer().result(
+        document("TokenRevoked", name=name),
+        lambda shown, tables: tables.line(f"the token of {shown['name']} is revoked"),
+    )
+
+
+def _token_row(each: "TokenStatus") -> dict[str, object]:
+    from snapline.storage.timestamps import instant
+
+    created, expires = (instant(at_ns / 1e9) for at_ns in (each.made_ns, each.expires_ns))
+    return {"name": each.name, "role": each.role, "created": created, "expires": expires, "is_expired": each.is_expired}
+
+
+def _show_tokens(result: Document, tables: DocumentTables) -> None:
+    columns = ("name", "role", "created", "expires", "is_expired")
+    rows = [[row.get(name) for name in columns] for row in rows_of(result, "tokens")]
+    tables.table([name.upper() for name in columns], rows)
+
+
+def _show_new_token(result: Document, tables: DocumentTables) -> None:
+    tables.fields((name, result.get(name)) for name in ("name", "role", "expires", "token"))
+    tables.line("it is not shown again")
+
 
 TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
 """Roles of users and programs for which a new set has a certificate."""
@@ -24,7 +105,7 @@ DELIVER_S = 120.0
 """Time limit for the delivery: Ray starts a process for the supervisor, which takes a minute on a busy machine."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-app.add_typer(auth_token.app, name="token")
+app.add_typer(token_app, name="token")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and what it signs.")]
 Days = Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How long certificates are valid.")]
@@ -163,3 +244,42 @@ def _show_rows(result: Document, tables: DocumentTables) -> None:
 
 def _show_one(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("role", "name", "certificate", "key", "expires"))
+
+
+@command
+def audit(
+    connection: Connection,
+    display: Display,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=2500, metavar="N", help="The last so many.")] = 50,
+) -> None:
+    """Show what operators and admins have asked of the fleet to change it, and what they were refused.
+
+    Oldest first. Every call is written down before it is made. The last 2000 are kept, and the last 500 refused ones.
+    """
+    log = connection.ask(lambda client: client.read_audit(count, connection.timeout))
+    rows = [_call_row(call) for call in log.calls]
+    display.printer().result(document("Audit", calls=rows, dropped=log.dropped), _show_calls)
+
+
+def _call_row(each: "RecordedCall") -> dict[str, object]:
+    from snapline.storage.timestamps import instant
+
+    return {
+        "number": each.number,
+        "at": instant(each.made_ns / 1e9),
+        "who": each.name,
+        "role": each.role,
+        "by": "token" if each.is_borne else "certificate",
+        "host": each.at or None,
+        "call": each.call,
+        "about": each.about,
+        "outcome": each.outcome,
+    }
+
+
+def _show_calls(result: Document, tables: DocumentTables) -> None:
+    columns = ("number", "at", "who", "role", "by", "host", "call", "outcome", "about")
+    rows = [[row.get(name) for name in columns] for row in rows_of(result, "calls")]
+    tables.table([name.upper() for name in columns], rows)
+    if result.get("dropped"):
+        tables.line(f"{result['dropped']} older ones are not kept any more")
