@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.kit.command_line import Run
 
-from snapline.cli import view_process
+from snapline.cli import ui
 from snapline.deploy.starting import FORK_SERVER
 
 WAIT_S = 60.0
@@ -340,7 +340,7 @@ def test_without_the_extra_nothing_is_started(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     (folder / "ball.py").write_text(FLEET)
-    monkeypatch.setattr(view_process, "LIBRARIES", ("a_library_that_nobody_has",))
+    monkeypatch.setattr(ui, "LIBRARIES", ("a_library_that_nobody_has",))
     done = run(*(("run",) if command[0] != "demo" else ()), *command, "--ui")
     assert done.code == 2 and "--ui needs 'a_library_that_nobody_has': pip install 'snapline[ui]'" in done.err
     assert not Path("data").exists()

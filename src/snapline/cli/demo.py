@@ -7,7 +7,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.view_process import ViewOptions
+from snapline.cli.ui import ViewOptions
 
 
 @command

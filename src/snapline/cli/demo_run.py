@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from snapline.cli.demo_diagram import draw_recovery, time_ns_of
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.cli.view_process import shown_in_browser
+from snapline.cli.ui import shown_in_browser
 from snapline.errors import SnaplineError, UnknownOutcomeError, UsageError
 from snapline.folders import make_private
 from snapline.protocols.names import is_autonomous, mode_of

@@ -28,7 +28,7 @@ from snapline.cli.options import (
 )
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
-from snapline.cli.view_process import ViewOptions, shown_in_browser
+from snapline.cli.ui import ViewOptions, shown_in_browser
 from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:

@@ -1,15 +1,127 @@
-"""`snapline ui …`: the fleet in a browser."""
+"""`snapline ui …`: the fleet in a browser.
+
+`snapline ui export`: writes the view to one file, for users without access to the fleet.
+
+`--ui`: the view next to a fleet that a command runs, for as long as it runs.
+
+The view is a separate process with a lower CPU priority than the fleet, and nothing waits for it. If it does not start, or dies, the
+command prints a warning and the fleet continues.
+"""
 
 import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, check_address, read_token
-from snapline.cli.ui_export import export
+from snapline.cli.options import Connection, Display, check_address, read_token
+from snapline.cli.output import Document, DocumentTables, document, size
+from snapline.cli.outputs import OutputSource
 from snapline.errors import UsageError
+
+if TYPE_CHECKING:
+    from snapline.cli.progress import FleetProgress
+    from snapline.deploy.child import Child
+    from snapline.deploy.local import LocalFleet
+    from snapline.security.transport import Security
+    from snapline.view.html_export import ExportedScreen, Redaction
+
+
+ExportResult = tuple[str, list["ExportedScreen"]]
+
+
+@command
+def export(
+    source: OutputSource,
+    display: Display,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, such as fleet.html.")],
+    snapshot: Annotated[
+        str,
+        typer.Option(
+            "--snapshot", metavar="ID", help="Which is in it: epoch number, `latest`, tag, or digits of a root."
+        ),
+    ] = "latest",
+    no_states: Annotated[
+        bool,
+        typer.Option(
+            "--no-states",
+            help="Leave out what agents hold and say: of states, messages, outputs and effects only sizes and digests.",
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of this name.")] = False,
+) -> None:
+    """Write what the view shows to one HTML file, for a bug report; it needs no network and no scripts.
+
+    In it are: how the fleet stands, hosts and agents with their names and addresses; how epochs ended; ONE SNAPSHOT WITH THE STATES OF ITS
+    AGENTS AND THE MESSAGES IN TRANSIT; what each failure would cost; recoveries, with their reasons; what waits; the newest outputs; effects
+    with arguments and results. With --no-states no contents, but still names, figures and the reasons of failures, which may quote an
+    exception. Of a store at rest (--store) what it knows without a coordinator. Look into the file before you send it.
+    """
+    try:
+        from snapline.view.html_export import Redaction, check_free, epoch_of, export_page, write_file
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
+
+    check_free(file, is_forced=force)
+    redaction = Redaction() if no_states else None
+    if source.store is not None:
+        if source.coordinator is not None or source.data_dir is not None:
+            raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
+        fleet, screens = asyncio.run(_export_store(source.store, snapshot, redaction))
+    else:
+        fleet, screens = asyncio.run(_export_fleet(source.address(), source.security(), snapshot, redaction))
+    about = _about(fleet, source.store, has_states=not no_states)
+    written = write_file(file, export_page(fleet, screens, about), is_forced=force)
+    result = document(
+        "UiExport", file=str(file), fleet=fleet, epoch=epoch_of(screens), has_states=not no_states, size_bytes=written
+    )
+    display.printer().result(result, _show_export)
+
+
+async def _export_store(location: str, snapshot: str, redaction: "Redaction | None") -> ExportResult:
+    from snapline.view.html_export import StoreAtRest, store_screens
+
+    return await store_screens(StoreAtRest(location), snapshot, redaction)
+
+
+async def _export_fleet(
+    address: str, security: "Security", snapshot: str, redaction: "Redaction | None"
+) -> ExportResult:
+    from snapline.cli.remote import CLIENT_NAME
+    from snapline.view.fleet_queries import open_fleet_queries
+    from snapline.view.html_export import FleetExport
+
+    async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, _):
+        return await FleetExport(questions, snapshot, redaction).screens()
+
+
+def _about(fleet: str, store: str | None, *, has_states: bool) -> str:
+    import snapline
+
+    where = f"a store at rest, {store}" if store is not None else "the running fleet"
+    contents = (
+        "Contents of states and messages are in it."
+        if has_states
+        else "Contents are left out: in their place stand their size as JSON and a digest. What is alike has one digest in this file; elsewhere it says nothing."
+    )
+    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{fleet or 'A fleet'} as it stood at {when}, from {where}, by snapline {snapline.__version__}. Times are UTC. {contents}"
+
+
+def _show_export(result: Document, tables: DocumentTables) -> None:
+    epoch = result.get("epoch")
+    snapshot_text = f"epoch {epoch}" if epoch else "no snapshot"
+    contents = "with contents" if result.get("has_states") else "without contents"
+    tables.line(f"{result.get('file')}: {snapshot_text}, {contents}, {size(result.get('size_bytes'))}")
+
 
 RUNS = Path("runs")
 """Default folder of the reports of `snapline sim`."""
@@ -96,3 +208,110 @@ def serve(
 
 
 app.command("export")(export)
+
+
+HERE = "127.0.0.1"
+LIBRARIES = ("starlette", "uvicorn")
+NAME = "view"
+
+ERROR_PREFIX = "snapline: "
+"""Prefix of the error line of a failed command."""
+
+NICENESS = 5
+"""CPU niceness of the view, set once it listens; with it from the start, startup is too slow."""
+
+LOOK_S = 0.1
+"""Time between polls for the leader and the view's address."""
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """Options of commands that show their fleet in a browser."""
+
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Show the fleet in a browser until the command ends; it prints where.")
+    ] = False
+    ui_port: Annotated[
+        int | None,
+        typer.Option(
+            "--ui-port",
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help=f"The same, at this port of {HERE}.",
+            show_default="any that is free",
+        ),
+    ] = None
+
+    def port(self) -> int | None:
+        """Return the port to listen on, 0: any free one; None: no view.
+
+        Raises:
+            UsageError: the extra is missing.
+            ExternalFailureError: the port stays in use.
+        """
+        if not self.ui and self.ui_port is None:
+            return None
+        for name in LIBRARIES:
+            if importlib.util.find_spec(name) is None:
+                raise UsageError(f"--ui needs {name!r}: pip install 'snapline[ui]'")
+        from snapline.gateway.http_server import listening
+
+        listening(HERE, self.ui_port or 0).close()
+        return self.ui_port or 0
+
+
+@contextlib.asynccontextmanager
+async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
+    """Run the view while the block runs; `port`: from `ViewOptions.port`."""
+    if port is None:
+        yield
+        return
+    showing = asyncio.create_task(_show(fleet, port, progress))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> None:
+    from snapline.deploy.child import Child, describe_exit
+    from snapline.deploy.data_directory import LOGS_FOLDER
+
+    while not await fleet.leader():
+        await asyncio.sleep(LOOK_S)
+    folder, listen = fleet.data_dir, ("--listen", f"{HERE}:{port}")
+    command = [sys.executable, "-m", "snapline", "ui", "serve", "--data-dir", str(folder.absolute()), *listen]
+    try:
+        child = Child.start(NAME, command, log_path=folder / LOGS_FOLDER / f"{NAME}.log")
+    except OSError as error:
+        progress.warn(f"the view did not start ({error.strerror or error}); the fleet goes on")
+        return
+    address = ""
+    try:
+        address = await _address_of(child)
+        if address:
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
+            progress.note(f"the fleet in a browser: {address}")
+        code = await child.wait()
+        last = child.last_line()
+        reason = last.removeprefix(ERROR_PREFIX) if last.startswith(ERROR_PREFIX) else describe_exit(code)
+        hint = f"`snapline ui serve --data-dir {folder}` shows it again"
+        progress.warn(f"the view has ended ({reason}); the fleet goes on, and {hint}")
+    finally:
+        is_there = child.exit_code is None
+        await child.kill()  # it only reads, so it can be killed at any time
+        if is_there and address:
+            progress.note(f"the view at {address} has ended with the fleet")
+
+
+async def _address_of(child: "Child") -> str:
+    """Wait for the URL that the view prints once it listens; "" if it has ended."""
+    while child.exit_code is None:
+        line = child.last_line()
+        if line.startswith("http://"):
+            return line
+        await asyncio.sleep(LOOK_S)
+    return ""
