@@ -1,24 +1,167 @@
-"""`snapline host …`: queries and commands for single hosts, and `host run`, which is in `processes.py`."""
+"""`snapline host …`: queries and commands for single hosts, and `host run`, which is in `processes.py`.
 
+`snapline scale` and `snapline restart`: change a running fleet's number of hosts, or restart it.
+
+Moves agents and restarts hosts, and waits for the result; shared by commands with several steps.
+"""
+
+import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli import processes
-from snapline.cli import rebalance as moving
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, concern_lines, document, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.errors import NotFoundError
+from snapline.errors import ExternalFailureError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
     from snapline.messages.coordinator_client import CoordinatorClient
+    from snapline.messages.status import FleetStatus, HostStatus
+
+
+LOOK_S = 0.2
+"""Interval between two polls of the fleet's status."""
+
+SPREAD_AGAIN_S = 5.0
+"""Time after which the request is repeated, because requests to a leader that has died are lost."""
+
+Note = Callable[[str], None]
+
+
+async def until(
+    client: "CoordinatorClient", what: str, is_done: "Callable[[FleetStatus], bool]", deadline_s: float
+) -> "FleetStatus":
+    """Poll the fleet until `is_done`. `what`: the awaited condition, for messages; `deadline_s`: on the monotonic clock.
+
+    Raises:
+        ExternalFailureError: the fleet has ended.
+        UnknownOutcomeError: the condition does not hold in time.
+    """
+    while True:
+        status = await _look(client)
+        if status is not None:
+            if is_done(status):
+                return status
+            if status.phase in ("finished", "failed"):
+                raise ExternalFailureError(f"the fleet is {status.phase}, and {what} will not be")
+        if time.monotonic() > deadline_s:
+            raise UnknownOutcomeError(f"{what}: not reached yet, but may still be: {_describe_state(status)}")
+        await asyncio.sleep(LOOK_S)
+
+
+def _describe_state(status: "FleetStatus | None") -> str:
+    """Return likely reasons."""
+    if status is None:
+        return "no coordinator answers"
+    concerns = [concern.text for concern in status.concerns if concern.kind != "drained"]
+    return "; ".join([*concerns, ", ".join([f"{host.host} {host.state}" for host in status.hosts])])
+
+
+async def _look(client: "CoordinatorClient") -> "FleetStatus | None":
+    try:
+        return await client.status()
+    except SnaplineError:
+        return None  # after a leader's death another one follows
+
+
+def host_of(status: "FleetStatus", name: str) -> "HostStatus | None":
+    """Return a host's status."""
+    return next((host for host in status.hosts if host.host == name), None)
+
+
+async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadline_s: float, note: Note) -> None:
+    """Drain these hosts, and wait until they are empty.
+
+    Raises:
+        NotFoundError: there is no such host.
+        UsageError: there is no other host.
+        SnaplineError: like `until`.
+    """
+    await client.move_agents(names)
+    note(f"agents leave {', '.join(names)}")
+    await until(client, f"{', '.join(names)} without agents", lambda found: is_empty(found, names), deadline_s)
+
+
+def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
+    """Return whether the fleet runs with these hosts empty."""
+    return status.phase == "running" and not any(host.agents for host in status.hosts if host.host in names)
+
+
+async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
+    """Spread agents evenly over all hosts, as far as placement allows, and wait for it. Raises like `until`."""
+    note("agents are spread evenly")
+    while True:
+        await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
+        reply = await client.move_agents(is_even=True)
+        if not reply.is_moving:
+            return
+        again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
+        try:
+            await until(client, "an even spread", partial(is_planned, plan=reply.plan), again_s)
+        except UnknownOutcomeError:
+            if time.monotonic() > deadline_s:
+                raise
+
+
+def is_planned(status: "FleetStatus", plan: int) -> bool:
+    """Return whether a later plan was applied."""
+    return status.phase == "running" and status.plan > plan
+
+
+async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:
+    """Restart a host's process; its agents leave it first, and may return later. Raises like `until` and `drain_hosts`."""
+    before = await client.status()
+    host_before = host_of(before, name)
+    old_generation = host_before.host_start if host_before is not None else 0
+    await drain_hosts(client, (name,), deadline_s, note)
+    await client.end_host(name, host_start=old_generation)
+    note(f"{name} ends, and is started again")
+
+    def is_back(found: "FleetStatus") -> bool:
+        host = host_of(found, name)
+        return host is not None and host.state == "alive" and host.host_start > old_generation
+
+    await until(client, f"a new process of {name} (who keeps the fleet starts it)", is_back, deadline_s)
+    await client.move_agents(resumed=(name,))
+
+
+async def renew_replica(
+    client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
+) -> None:
+    """Restart a coordinator's process; a leader first transfers leadership. `client`: for all replicas; `replica`: for this one.
+
+    Raises:
+        SnaplineError: the replica cannot be reached.
+        UnknownOutcomeError: the replica is not back in time.
+    """
+    before = await replica.read_replica("status")
+    if before["connected"] and _leader_of(before) == name:
+        await client.transfer_leader(only_from=name)
+    await client.end_replica(name)
+    note(f"coordinator {name} ends, and is started again")
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(SnaplineError):
+            status = await replica.read_replica("status", LOOK_S * 5)
+            if status["run"] != before["run"] and _leader_of(status):
+                return
+        await asyncio.sleep(LOOK_S)
+    raise UnknownOutcomeError(f"coordinator {name} is not back: who keeps the fleet starts it again; see its log")
+
+
+def _leader_of(replica: Mapping[str, object]) -> str:
+    standing = replica["standing"]
+    return str(standing["leader"]) if isinstance(standing, Mapping) else ""
+
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
@@ -65,7 +208,7 @@ def drain(connection: Connection, display: Display, hosts: HostIds, within: With
     without anybody noticing. The mark stays when its process is started again.
     """
     names = tuple(dict.fromkeys([check_id(host, "host") for host in hosts]))
-    _move(connection, display, lambda note: lambda client: moving.drain(client, names, time.monotonic() + within, note))
+    _move(connection, display, lambda note: lambda client: drain_hosts(client, names, time.monotonic() + within, note))
 
 
 @app.command("resume")
@@ -80,7 +223,7 @@ def resume(connection: Connection, display: Display, hosts: HostIds) -> None:
 @command
 def spread(connection: Connection, display: Display, within: Within = MOVE_S) -> None:
     """Move agents so that all hosts have equally many."""
-    _move(connection, display, lambda note: lambda client: moving.spread(client, time.monotonic() + within, note))
+    _move(connection, display, lambda note: lambda client: spread_agents(client, time.monotonic() + within, note))
 
 
 @app.command("kill")
@@ -153,7 +296,7 @@ def _move(connection: Connection, display: Display, work: "_Work") -> None:
     display.printer().result(_host_list(connection), _show_hosts)
 
 
-_Work = Callable[[moving.Note], "Callable[[CoordinatorClient], Awaitable[object]]"]
+_Work = Callable[[Note], "Callable[[CoordinatorClient], Awaitable[object]]"]
 
 
 def _show_hosts(result: Document, tables: DocumentTables) -> None:
@@ -178,3 +321,115 @@ def _print_end(file: Path, lines: int) -> None:
         opened.seek(max(0, size - lines * 1000))
         for line in opened.read().decode(errors="replace").splitlines()[-lines:]:
             print(printable(line))
+
+
+SCALE_S = 180.0
+"""Default time limit for processes to start and agents to move."""
+
+WithinAll = Annotated[float, typer.Option("--within", min=1, metavar="SECONDS", help="For all of it.")]
+
+
+@command
+def scale(
+    connection: Connection,
+    display: Display,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=256, metavar="N", help="How many hosts it is to have.")],
+    within: WithinAll = SCALE_S,
+) -> None:
+    """Give a fleet that runs more hosts, or fewer.
+
+    More are started, and agents move so that all have equally many. Of fewer, those above the number are drained before they end.
+    Nothing is lost: agents move by a plan from a snapshot that is taken for it. For fleets that a process on this machine keeps
+    (`snapline up`, `snapline run`).
+    """
+    from snapline.deploy.running_fleet import check_supervised
+
+    folder = connection.folder()
+    check_supervised(folder)
+    progress = FleetProgress(display.printer())
+    deadline_s = time.monotonic() + within
+    status = connection.ask(lambda client: _scale(client, folder, hosts, deadline_s, progress))
+    rows = [{"host": host.host, "agents": host.agents} for host in status.hosts if host.state == "alive"]
+    result = document("FleetScaled", hosts=hosts, placed=rows)
+    summary = ", ".join([f"{row['host']} {row['agents']}" for row in rows])
+    display.printer().result(result, lambda _, tables: tables.line(f"the fleet has {hosts} hosts; agents: {summary}"))
+
+
+async def _scale(
+    client: "CoordinatorClient", folder: Path, hosts: int, deadline_s: float, progress: FleetProgress
+) -> "FleetStatus":
+    from snapline.deploy.running_fleet import host_names, request_hosts
+
+    names = host_names(hosts)
+    now = await client.status()
+    alive = [host.host for host in now.hosts if host.state == "alive"]
+    foreign = [name for name in alive if not (name[:1] == "h" and name[1:].isdigit())]
+    if foreign:
+        raise UsageError(f"host {foreign[0]} was not started by who keeps the fleet: scale it where it was started")
+    leaving = tuple([name for name in alive if name not in names])
+    if leaving:
+        await drain_hosts(client, leaving, deadline_s, progress.note)
+    request_hosts(folder, hosts)
+    progress.note(f"{hosts} hosts are wanted of the process that keeps the fleet")
+
+    def is_so(found: "FleetStatus") -> bool:
+        return sorted(host.host for host in found.hosts if host.state == "alive") == sorted(names)
+
+    await until(client, f"a fleet of {hosts} hosts", is_so, deadline_s)
+    back = [host.host for host in now.hosts if host.host in names and host.is_drained]
+    await client.move_agents(resumed=[*back, *leaving])
+    await spread_agents(client, deadline_s, progress.note)
+    return await client.status()
+
+
+@command
+def restart(
+    connection: Connection,
+    display: Display,
+    hosts_only: Annotated[bool, typer.Option("--hosts-only", help="Leave the coordinator's processes alone.")] = False,
+    within: WithinAll = SCALE_S,
+) -> None:
+    """Start every process of a fleet anew, one after the other, while it runs.
+
+    Each host is drained before it ends, and each coordinator that leads hands that on: no epoch is lost, and no agent goes back further than
+    the snapshot that is taken for it. Whoever keeps the fleet starts the processes again, with what is installed by then.
+    """
+    progress = FleetProgress(display.printer())
+    deadline_s = time.monotonic() + within
+    names = connection.ask(lambda client: _renew_hosts(client, deadline_s, progress))
+    replicas = [] if hosts_only else asyncio.run(_renew_replicas(connection, deadline_s, progress))
+    result = document("FleetRestarted", hosts=names, coordinators=replicas)
+    summary = f"{count(len(names), 'host')} and {count(len(replicas), 'coordinator')} run anew"
+    display.printer().result(result, lambda _, tables: tables.line(summary))
+
+
+async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress: FleetProgress) -> list[str]:
+    names = [host.host for host in (await client.status()).hosts if host.state == "alive"]
+    if len(names) < 2:
+        raise UsageError(
+            "a fleet of one host stands while that starts again: give it another one before (`snapline scale`)"
+        )
+    for name in names:
+        await renew(client, name, deadline_s, progress.note)
+    await spread_agents(client, deadline_s, progress.note)
+    return names
+
+
+async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
+    """Restart the replicas, followers first, so that leadership moves only once."""
+
+    from snapline.messages.coordinator_client import CoordinatorClient
+
+    async with contextlib.AsyncExitStack() as opened:
+
+        def open_client(address: str) -> CoordinatorClient:
+            client = CoordinatorClient(address, connection.security())
+            opened.push_async_callback(client.close)
+            return client
+
+        client = open_client(connection.address())
+        members = rows_of(await client.read_replica("members"), "members")
+        for member in sorted(members, key=lambda row: bool(row.get("leads"))):
+            name, replica = str(member["id"]), open_client(str(member["address"]))
+            await renew_replica(client, replica, name, deadline_s, progress.note)
+        return [str(member["id"]) for member in members]
