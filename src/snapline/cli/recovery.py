@@ -1,16 +1,160 @@
-"""`snapline recovery …`: the recovery line, and past recoveries of the fleet."""
+"""`snapline recovery …`: the recovery line, and past recoveries of the fleet.
 
+`snapline recovery report`: report of one recovery.
+
+`snapline recovery restore`: restore the fleet to a snapshot on purpose. The command first shows what is undone.
+"""
+
+import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import recovery_report, recovery_restore
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
-from snapline.cli.output import Document, DocumentTables, rows_of, text
-from snapline.errors import UsageError
+from snapline.cli.output import Document, DocumentTables, document, rows_of, text
+from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_failed
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.effect_ledger import Effect
+    from snapline.client.client import Client
+
+
+@command
+def report(
+    connection: Connection,
+    display: Display,
+    plan: Annotated[
+        int | None, typer.Argument(metavar="[PLAN]", min=1, help="Of which recovery.", show_default="the newest")
+    ] = None,
+) -> None:
+    """Tell of one recovery: when, why, how far back, and what came of the effects that were open where it went back to."""
+    history = rows_of(connection.ask(lambda client: client.recovery_history(connection.timeout)), "recoveries")
+    recoveries = [row for row in history if plan in (None, row.get("plan"))]
+    if not recoveries:
+        which = f"plan {plan} was no recovery" if plan is not None else "there was no recovery yet"
+        raise NotFoundError(f"{which}: `snapline recovery history` lists them")
+    line = recoveries[-1].get("line_epoch")
+    assert isinstance(line, int), "an epoch"
+    effects = connection.call_agents(lambda client: _open_at(client, line))
+    rows = [{"agent": effect.agent, "key": effect.key, "name": effect.name, "fate": effect.fate} for effect in effects]
+    display.printer().result(document("RecoveryReport", recovery=recoveries[-1], effects=rows), _show)
+
+
+async def _open_at(client: "Client", epoch: int) -> "list[Effect]":
+    from snapline.agent_runtime.effect_ledger import open_at
+    from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
+
+    records = [x async for x in client.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
+    return open_at(records, epoch)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    recovery = result.get("recovery")
+    assert isinstance(recovery, dict), "a row of the history"
+    fields = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in recovery.items()
+    ]
+    tables.fields([(name, value) for name, value in fields if value not in ("", None, False)])
+    rows = rows_of(result, "effects")
+    if rows:
+        tables.line()
+        names = ("agent", "key", "name", "fate")
+        tables.table(tuple(name.upper() for name in names), [[row[name] for name in names] for row in rows])
+
+
+@command
+def restore(
+    connection: Connection,
+    display: Display,
+    snapshot: Annotated[
+        str, typer.Argument(metavar="ID", help="Epoch number, `last`, tag, or first digits of a root.")
+    ],
+    drop_inputs: Annotated[
+        bool, typer.Option("--drop-inputs", help="Drop inputs that it has not consumed; else they are given again.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for `recovery history`.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would undo, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take the fleet back to a snapshot, for good: what happened since is undone.
+
+    On a terminal it shows what that is and asks; elsewhere it needs --yes. Later snapshots are void from then on, and no recovery
+    uses them. What was done outside stays done.
+    """
+    from snapline.messages.documents import document_of
+
+    if not (yes or dry_run or (sys.stdin.isatty() and sys.stdout.isatty())):
+        raise UsageError("this takes the whole fleet back: look with --dry-run, then give --yes")
+    printer = display.printer()
+    preview = connection.ask(
+        lambda client: client.preview_restore(snapshot, connection.timeout, drop_inputs=drop_inputs)
+    )
+    if dry_run:
+        printer.result(document_of(preview), _show_preview)
+        return
+    if not yes:
+        printer.result(document_of(preview), _show_preview)
+        typer.confirm(f"Take the fleet back to epoch {preview.epoch}?", abort=True, err=True)
+    epoch, token = str(preview.epoch), _token()
+    done = connection.ask(lambda client: client.restore(epoch, token, reason, drop_inputs, connection.timeout))
+    printer.result(document_of(done), _show_done)
+
+
+def _token() -> str:
+    """Return one token for the whole command, so that a repeated call is the same restore."""
+    import secrets
+
+    return secrets.token_hex(16)
+
+
+def _show_preview(result: Document, tables: DocumentTables) -> None:
+    import msgspec
+
+    from snapline.messages.answers import RestorePreview
+    from snapline.view.display_text import undone_in_fleet, undone_outside_fleet
+
+    preview = msgspec.convert(result, RestorePreview)
+    for line in undone_in_fleet(preview):
+        tables.line(line)
+    _show_inputs(result, tables)
+    for line in undone_outside_fleet(preview):
+        tables.line(line)
+
+
+def _show_inputs(result: Document, tables: DocumentTables) -> None:
+    rows = rows_of(result, "inputs")
+    if not rows:
+        tables.line("no inputs came later")
+        return
+    word = "dropped" if result.get("is_dropping_inputs") else "given again"
+    tables.table(
+        ("AGENT", "INPUTS", "FROM NUMBER", "MISSING"),
+        [(row.get("agent"), f"{row.get('count')} {word}", row.get("first"), _missing(row)) for row in rows[:ROWS_MAX]],
+    )
+    if len(rows) > ROWS_MAX:
+        tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
+
+
+def _missing(row: Document) -> str:
+    missing = _list(row, "missing")
+    return f"{missing[0]} to {missing[-1]}" if missing else ""
+
+
+def _show_done(result: Document, tables: DocumentTables) -> None:
+    from snapline.view.display_text import named
+
+    void = _list(result, "void_epochs")
+    more = f"; {named('epoch', void)} void" if void else ""
+    tables.line(f"the fleet goes back to epoch {result.get('epoch')} by plan {result.get('plan')}{more}")
+
+
+def _list(result: Document, name: str) -> list[object]:
+    values = result.get(name)
+    return values if isinstance(values, list) else []
+
 
 ROWS_MAX = 20
 """Largest number of rows in a table; a fleet may have thousands of agents."""
@@ -55,8 +199,8 @@ def history(connection: Connection, display: Display, stale: Stale = False) -> N
     display.printer().result(result, _show_history)
 
 
-app.command("report")(recovery_report.report)
-app.command("restore")(recovery_restore.restore)
+app.command("report")(report)
+app.command("restore")(restore)
 
 
 def parse_failed(failed: str) -> list[str]:
