@@ -11,7 +11,7 @@ import pytest
 import typer
 from tests.kit.command_line import Run
 
-from snapline.cli import snapshot_retention, stores
+from snapline.cli import snapshot, snapshot_retention
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
@@ -275,7 +275,7 @@ def test_large_stores_are_listed_with_a_catalog_in_the_users_cache(
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     expected = run("snapshot", "list", "--store", store, environment=cache).json
     assert not (tmp_path / "cache").exists(), "two snapshots are read in a moment"
-    monkeypatch.setattr(stores, "CATALOG_EPOCHS_MIN", 2)
+    monkeypatch.setattr(snapshot, "CATALOG_EPOCHS_MIN", 2)
     assert run("snapshot", "list", "--store", store, environment=cache).json == expected
     path = tmp_path / "cache" / "snapline" / f"{Store.open(LocalDisk(store).location).store_id}.sqlite"
     assert path.is_file()
@@ -286,12 +286,12 @@ def test_large_stores_are_listed_with_a_catalog_in_the_users_cache(
 
 def test_catalogs_of_one_user_are_bounded(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(stores, "CATALOGS_MAX", 3)
+    monkeypatch.setattr(snapshot, "CATALOGS_MAX", 3)
     (tmp_path / "snapline").mkdir()
     for number in range(5):
         path = tmp_path / "snapline" / f"{number}.sqlite"
         path.touch()
         os.utime(path, (number, number))
-    own = stores.catalog_path(Store.open(store))
+    own = snapshot.catalog_path(Store.open(store))
     assert own is not None and own.parent == tmp_path / "snapline"
     assert sorted(path.stem for path in own.parent.iterdir()) == ["3", "4"]

@@ -1,12 +1,22 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_retention.py` keeps and deletes them."""
+"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_retention.py` keeps and deletes them.
 
+`snapline snapshot history`: outcomes of the last epochs, and their durations.
+
+Documents about the snapshots of a store, read without a coordinator and without the fleet's classes.
+
+The coordinator uses the same code for its documents, so both have the same fields.
+"""
+
+import contextlib
+import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli import snapshot_diff, snapshot_fork, snapshot_history, snapshot_transfer
+from snapline.cli import snapshot_diff, snapshot_fork, snapshot_transfer
 from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
@@ -17,6 +27,59 @@ from snapline.errors import CoordinatorUnavailableError, DamagedDataError, Usage
 
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
+
+
+PHASES = (("start_delay_s", "start"), ("capture_s", "capture"), ("alignment_s", "alignment"), ("store_s", "store"))
+
+
+@command
+def history(connection: Connection, display: Display) -> None:
+    """How the last epochs ended: when, how long, how large, who was last, and why they were aborted."""
+    result = connection.ask(lambda client: client.read_snapshots("history", timeout_s=connection.timeout))
+    display.printer().result(result, _show)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    rows = rows_of(result, "epochs")
+    if not rows:
+        tables.line("no epoch has ended yet")
+        return
+    heads = ("EPOCH", "BEGUN", "TRIGGER", "STATUS", "TOOK", "NEW", "STATE", "IN TRANSIT", "LAST", "WHY")
+    tables.table(heads, [_row(row) for row in rows])
+
+
+def _row(row: Document) -> tuple[object, ...]:
+    last: Any = row.get("last")
+    return (
+        row.get("epoch"),
+        datetime.fromtimestamp(_float_of(row, "begun_s"), UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        row.get("trigger"),
+        row.get("status"),
+        f"{_float_of(row, 'took_s'):.3f} s",
+        _size(row, "new_bytes"),
+        _size(row, "state_bytes"),
+        "–" if row.get("channel_state_messages") is None else row.get("channel_state_messages"),
+        "–" if not last else f"{last['host']} {last.get('agent', '')}".rstrip(),
+        text(row.get("reason")) if row.get("reason") else _phases(last),
+    )
+
+
+def _phases(last: Any) -> str:
+    """Return the durations of the last host's four phases, in order."""
+    if not last or last.get("store_s") is None:
+        return "–"
+    return ", ".join([f"{name} {last[key] * 1000:.1f} ms" for key, name in PHASES])
+
+
+def _size(row: Document, name: str) -> str:
+    value = row.get(name)
+    return size(value) if isinstance(value, int) else "–"
+
+
+def _float_of(row: Document, name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -39,7 +102,7 @@ class Source(Connection):
         Raises:
             UsageError: not exactly one source was given.
         """
-        from snapline.cli import stores
+        pass
 
         if self.store is None:
             return self._ask_coordinator(verb, snapshot or "", agent or "")
@@ -47,11 +110,11 @@ class Source(Connection):
             raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
         match verb:
             case "list":
-                return stores.list_snapshots(self.store)
+                return list_stored(self.store)
             case "show":
-                return stores.show_snapshot(self.store, snapshot or "latest", agent)
+                return show_snapshot(self.store, snapshot or "latest", agent)
             case _:
-                return stores.verify_snapshots(self.store, snapshot)
+                return verify_snapshots(self.store, snapshot)
 
     def open(self) -> "Store":
         """Open the store itself, because the result may be larger than a coordinator's answer.
@@ -161,7 +224,7 @@ def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SN
 app.command("tag")(snapshot_keep.tag)
 app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
-app.command("history")(snapshot_history.history)
+app.command("history")(history)
 app.command("diff")(snapshot_diff.diff)
 app.command("fork")(snapshot_fork.fork)
 app.command("export")(snapshot_transfer.export_snapshot)
@@ -319,3 +382,65 @@ def _show_verification(result: Document, tables: DocumentTables) -> None:
 def _number(result: Document, name: str) -> int:
     value = result.get(name)
     return value if isinstance(value, int) else 0
+
+
+CATALOG_EPOCHS_MIN = 64
+"""Smallest number of epochs for which a catalog is used; fewer manifests are read quickly."""
+
+CATALOGS_MAX = 100
+"""Largest number of catalogs of a user; the least recently used one is removed. A catalog is a cache of about 100 KiB."""
+
+
+def list_stored(location: str) -> dict[str, object]:
+    """List all snapshots, oldest first; an unreadable snapshot has the reason under `damage`."""
+    from snapline.coordinator.service import documents
+    from snapline.messages.documents import document_of
+    from snapline.storage.store.store import Store
+
+    store = Store.open(location)
+    catalog = catalog_path(store) if len(store.epochs()) >= CATALOG_EPOCHS_MIN else None
+    return document_of(documents.list_snapshots(store, catalog))
+
+
+def catalog_path(store: "Store") -> Path | None:
+    """Return the path of this user's catalog, `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home folder."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapline"
+    except RuntimeError:
+        return None
+    with contextlib.suppress(OSError):
+        others = [path for path in folder.glob("*.sqlite") if path.stem != store.store_id]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: len(others) - CATALOGS_MAX + 1]:
+            path.unlink()
+    return folder / f"{store.store_id}.sqlite"
+
+
+def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:
+    """Show one snapshot: states of all agents and in-transit messages of all channels, or those of one agent.
+
+    Raises:
+        NotFoundError: there is no such snapshot or agent.
+        DamagedDataError: the snapshot is damaged.
+    """
+    from snapline.agent_runtime.snapshots.cut import describe_state
+    from snapline.coordinator.service.documents import show_document
+    from snapline.messages.payloads import describe_payload
+    from snapline.storage.store.store import Store
+
+    return show_document(
+        Store.open(location), snapshot, agent, describe_state=describe_state, describe_message=describe_payload
+    )
+
+
+def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
+    """Compare every byte of the store, or of one snapshot, with its digest."""
+    from snapline.coordinator.service.documents import verification, verify
+    from snapline.messages.documents import document_of
+    from snapline.storage.store.store import Store
+    from snapline.storage.store.verify import verify_location
+
+    try:
+        store = Store.open(location)
+    except DamagedDataError:  # the identity file is damaged: the store cannot be opened, but its files can be verified
+        return document_of(verification(location, None, verify_location(location)))
+    return document_of(verify(store, snapshot))
