@@ -90,10 +90,9 @@ from snapline.coordinator.leader.leader_concerns import (
     standing_agents,
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
-from snapline.coordinator.leader.modes.autonomous import Autonomous
+from snapline.coordinator.leader.modes.autonomous_epochs import Autonomous, Freezing
 from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves

@@ -9,8 +9,8 @@ from snapline.coordinator.leader.events import (
     ScanCheckpoints,
     StoredCheckpoint,
 )
+from snapline.coordinator.leader.modes.autonomous_epochs import Freezing
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper

@@ -72,7 +72,7 @@ from itertools import product
 
 import msgspec
 
-from snapline.coordinator.leader.modes.freeze import FREEZE_NS
+from snapline.coordinator.leader.modes.autonomous_epochs import FREEZE_NS
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import (

@@ -37,7 +37,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.coordinator.leader.modes.autonomous import RECOVERY_EPOCHS_MAX
+from snapline.coordinator.leader.modes.autonomous_epochs import RECOVERY_EPOCHS_MAX
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     APPLIED,

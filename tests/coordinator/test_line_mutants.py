@@ -11,9 +11,8 @@ from snapline.coordinator.leader.epochs.epoch_lifecycle import Retention
 from snapline.coordinator.leader.epochs.open_epochs import Failing
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
-from snapline.coordinator.leader.modes.autonomous import Autonomous
+from snapline.coordinator.leader.modes.autonomous_epochs import ANY_FREEZE, Autonomous, Freezing
 from snapline.coordinator.leader.modes.checkpoint_modes import Begin, LineEpochs
-from snapline.coordinator.leader.modes.freeze import ANY_FREEZE, Freezing
 from snapline.coordinator.leader.modes.koo_toueg_epochs import Rounds
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines

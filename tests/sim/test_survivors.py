@@ -4,7 +4,7 @@ import pytest
 from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import driver
-from snapline.coordinator.leader.modes.freeze import FREEZE_NS
+from snapline.coordinator.leader.modes.autonomous_epochs import FREEZE_NS
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, StopEvaluated
 from snapline.sim.mutants import MUTANTS
 from snapline.sim.oracles.ground_truth import GroundTruth
