@@ -12,7 +12,7 @@ from snapline.sim.workloads.workload import SECOND_NS, UserWorkload, Workload, u
 
 _PATTERNS: dict[str, tuple[str, str]] = {
     "ring": ("walks:make_walk", "tokens go round"),
-    "pipeline": ("sources:make_lanes", "items pass through lanes of stages, from a source to a sink"),
+    "pipeline": ("traffic:make_lanes", "items pass through lanes of stages, from a source to a sink"),
     "star": ("walks:make_walk", "a hub answers its leaves in turn"),
     "tree": ("walks:make_walk", "tokens go up and down a binary tree"),
     "random": (
@@ -20,15 +20,15 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "tokens go to any neighbour in a graph of degree 4, which is complete up to 9 agents",
     ),
     "clusters": ("walks:make_walk", "tokens that mostly stay in their cluster of 4"),
-    "all-to-all": ("rounds:make_all_to_all", "rounds: everybody sends to all others, then waits for all of them"),
-    "grid": ("rounds:make_grid", "rounds: everybody exchanges borders with up to 4 neighbours"),
-    "request-reply": ("calls:make_calls", "calls through a chain of two servers, and back"),
-    "skewed": ("sources:make_skewed", "producers with shares like 1, 1/2, 1/3 …, most of it for the first agents"),
-    "cyclic": ("sources:make_lanes", "a dataflow with a loop that every item goes round three times"),
-    "bursts": ("sources:make_bursts", "everybody sends 8 messages at once, then pauses"),
+    "all-to-all": ("traffic:make_all_to_all", "rounds: everybody sends to all others, then waits for all of them"),
+    "grid": ("traffic:make_grid", "rounds: everybody exchanges borders with up to 4 neighbours"),
+    "request-reply": ("traffic:make_calls", "calls through a chain of two servers, and back"),
+    "skewed": ("traffic:make_skewed", "producers with shares like 1, 1/2, 1/3 …, most of it for the first agents"),
+    "cyclic": ("traffic:make_lanes", "a dataflow with a loop that every item goes round three times"),
+    "bursts": ("traffic:make_bursts", "everybody sends 8 messages at once, then pauses"),
     "bank": ("walks:make_bank", "tokens that carry money, whose sum never changes"),
     "domino": (
-        "domino:make_domino",
+        "example_fleets:make_domino",
         "agents that checkpoint after each receive: without forced checkpoints all are useless",
     ),
     "failing": (
@@ -48,7 +48,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "dead_letter_patterns:make_astray",
         "messages for nobody, and agents that all others want to create: dead letters of senders",
     ),
-    "stepping": ("stepping:make_stepping", "tokens, among agents whose turns wait for steps"),
+    "stepping": ("walks:make_stepping", "tokens, among agents whose turns wait for steps"),
     "planning": ("planning:make_planning", "plans of many steps, calls and waits, one after another: durable turns"),
     "paying": (
         "paying:make_paying",
@@ -62,14 +62,14 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "booking:make_booking",
         "the same, and the fleet ends by stop_when while clients still send inputs",
     ),
-    "returning": ("returning:make_returning", "tokens, among agents that have the whole fleet go back now and then"),
+    "returning": ("walks:make_returning", "tokens, among agents that have the whole fleet go back now and then"),
     "memory": ("memory:make_memory", "tokens, among agents with a history and an array each: states with parts"),
     "orders": (
-        "orders:make_orders",
+        "example_fleets:make_orders",
         "the example: steps, failures, dead letters, agents that stop; money is conserved",
     ),
-    "pagerank": ("examples:make_pagerank", "the example: PageRank of a small graph; mass is conserved"),
-    "bank-example": ("examples:make_bank_example", "the example: tokens change hands; their sum is conserved"),
+    "pagerank": ("example_fleets:make_pagerank", "the example: PageRank of a small graph; mass is conserved"),
+    "bank-example": ("example_fleets:make_bank_example", "the example: tokens change hands; their sum is conserved"),
 }
 """Name → (module:function that makes the pattern, description). The module is imported on use, because some load NumPy."""
 

@@ -4,6 +4,16 @@ Each agent starts with `TOKENS` tokens and divides its share of the work among t
 work left passes it on at once, with one unit less. A token without work ends there. With a rate, the agent pools the work
 of its tokens and passes one token on whenever its timer fires. The division of work among tokens then depends on the order
 of events; its sum does not.
+
+Tokens that walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the first seconds.
+
+Half of the rollbacks give a reason that occurs again. The second time, the agent stops and an operator rolls the fleet back;
+after that the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay correct.
+
+Tokens that walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the fleet continues.
+
+This tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third token is passed on
+at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
 """
 
 import functools
@@ -11,6 +21,7 @@ from collections.abc import Callable
 
 import snapline
 from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.client_input import Echo
 from snapline.sim.workloads.ledger import (
     CutContents,
     InvariantViolatedError,
@@ -22,7 +33,8 @@ from snapline.sim.workloads.ledger import (
     name_of,
     shares,
 )
-from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+from snapline.sim.world.kernel import START_OF_TIME_NS
 
 TOKENS = 2
 """Number of tokens that each agent starts, hence of its messages in transit at once."""
@@ -256,3 +268,100 @@ def _walker(pattern: str, plan: Plan, work: list[int], index: int) -> Walker:
 def _teller(plan: Plan, work: list[int], index: int) -> Teller:
     peers = random_peers(index, plan.agents)
     return Teller(Account(plan=plan, index=index, work=work[index], peers=peers, money=MONEY))
+
+
+ASKS = 0.02
+"""Probability that a token makes its receiver request a rollback."""
+
+UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
+"""Host wall-clock time after which agents request no rollback. A rollback erases the agents' memory of it, and a run must end."""
+
+
+class Returner(RandomWalker):
+    """Agent that consumes a token and sometimes requests a rollback."""
+
+    on_error = "undo"
+    state: WalkerState
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.receive(ctx, message)
+        draw = ctx.random()
+        if ctx.now() < UNTIL_NS and draw < ASKS:
+            ctx.rollback("astray" if draw < ASKS / 2 else f"astray by {draw}")
+
+
+def make_returning(part: FleetPart) -> LedgerWorkload:
+    """Make a fleet that passes tokens on a random graph and rolls back."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
+    workload = LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+    workload.requests_rollbacks = True
+    return workload
+
+
+def _returner(plan: Plan, work: list[int], index: int) -> Returner:
+    return Returner(WalkerState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))
+
+
+AT_ONCE_EVERY = 3
+"""One in this number of an agent's tokens is consumed without steps."""
+
+
+LOOKS = 2
+"""Number of steps of a durable turn."""
+
+
+class Look(snapline.Message, frozen=True):
+    """The `serial`-th input of a client: a request to look something up and answer."""
+
+    client: str
+    serial: int
+
+
+class StepperState(WalkerState, kw_only=True):
+    """`looked`: sum of the results of all steps."""
+
+    looked: int = 0
+
+
+class Stepper(RandomWalker):
+    """Agent that takes up to two steps before it consumes a token."""
+
+    on_error = "undo"
+    state: StepperState
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        for number in range(self.state.takes % AT_ONCE_EVERY):
+            self.state.looked += await ctx.step(f"look {number}", functools.partial(int, 1))
+        self.take(ctx, message)
+        self.receive(ctx, message)
+
+    @snapline.handler(durable=True)
+    async def on_look(self, message: Look, ctx: snapline.Context) -> None:
+        """Handle a client's input. A recovery continues or restarts the turn; either way it answers once."""
+        results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
+        ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
+
+
+class SteppingWorkload(LedgerWorkload):
+    """Workload of tokens and of durable turns that change no state."""
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
+        is_durable = choose("durable", 2) == 1
+        return Look(client, serial) if is_durable else super().input_of(agent, client, serial, choose)
+
+
+def make_stepping(part: FleetPart) -> LedgerWorkload:
+    """Make a fleet that passes tokens on a random graph and takes steps."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)
+    return SteppingWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+
+
+def _stepper(plan: Plan, work: list[int], index: int) -> Stepper:
+    return Stepper(StepperState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))

@@ -15,7 +15,7 @@ from tests.integration.running import running
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.examples import orders
 from snapline.protocols.names import PROTOCOLS, is_logged
-from snapline.sim.workloads.orders import OrdersWorkload
+from snapline.sim.workloads.example_fleets import OrdersWorkload
 
 pytestmark = pytest.mark.timeout(240)
 
