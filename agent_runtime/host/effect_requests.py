@@ -4,10 +4,10 @@
 compensation is called again. Completed work is not repeated, so the commands are idempotent.
 """
 
-from snapline.agent_runtime.compensations import undo_payload
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages.dead_letters import TARGET_GONE
 from snapline.messages.effect_commands import UNDO, EffectRetry
 from snapline.messages.effect_records import effect_undone_by

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from snapline.agent_runtime.compensations import UNDO
+from snapline.agent_runtime.sagas import UNDO
 from snapline.messages.payloads import CREATE, plain_name, split_message, unwrapped
 from snapline.storage.capture.plain_values import plain_value
 from snapline.storage.capture.saved_values import FAILURES, read_record

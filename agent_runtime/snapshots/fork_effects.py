@@ -11,8 +11,8 @@ other outside keys. So the fork's checkpoints differ from the parent's:
 
 import msgspec
 
-from snapline.agent_runtime.compensations import UNDO
 from snapline.agent_runtime.durable import REFUSED
+from snapline.agent_runtime.sagas import UNDO
 from snapline.storage.log.record import EFFECT
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedTurn
 from snapline.storage.packs.saved_effects import SavedEffects

@@ -24,10 +24,10 @@ Sometimes the reader crashes and resumes from a saved cursor. Its outputs at the
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from snapline.agent_runtime.compensations import UNDO
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
+from snapline.agent_runtime.sagas import UNDO
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.service.restore_requests import AnswerT

@@ -20,10 +20,10 @@ from tests.agent_runtime.test_effects import (
     stages,
 )
 
-from snapline.agent_runtime.compensations import UNDO as UNDO_MESSAGE
-from snapline.agent_runtime.compensations import read_undo
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.sagas import UNDO as UNDO_MESSAGE
+from snapline.agent_runtime.sagas import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import RETRY, TARGET_GONE

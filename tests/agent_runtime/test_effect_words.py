@@ -22,7 +22,6 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
-from snapline.agent_runtime.compensations import UNDO, read_undo
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
@@ -39,6 +38,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
+from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import TARGET_GONE
