@@ -16,7 +16,7 @@ import pytest
 from tests.containers.engine import NETAVARK, podman
 from tests.integration.processes import LIMIT_S
 
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 
 pytestmark = [
     pytest.mark.podman,

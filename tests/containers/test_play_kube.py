@@ -21,7 +21,7 @@ from tests.containers.chart import Document, missing, one, pods, render, with_va
 from tests.containers.engine import IMAGE, NETAVARK, podman
 from tests.integration.processes import LIMIT_S, snapline
 
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security

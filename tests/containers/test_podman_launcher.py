@@ -13,7 +13,7 @@ from tests.containers.engine import PodmanBench, podman
 from tests.integration.processes import snapline
 
 from snapline.deploy import conformance
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security

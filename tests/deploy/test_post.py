@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snapline.deploy.conformance.bench import processes_naming, until
-from snapline.deploy.conformance.process_checks import SLEEP, program
+from snapline.deploy.conformance.launcher_checks import SLEEP, program
 from snapline.deploy.launch_agent import LaunchAgent, runtime_folder
 from snapline.deploy.launch_agent_client import (
     LaunchAgentClient,

@@ -19,7 +19,7 @@ from tests.deploy.served import addresses, until_renewed
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 from snapline.deploy.conformance.local_ray import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient

@@ -13,7 +13,7 @@ from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 from snapline.deploy.conformance.local_slurm import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
 from snapline.deploy.launching import Handle
 from snapline.deploy.running_fleet import LaunchedFleet

@@ -14,7 +14,7 @@ from tests.deploy.served import addresses, until_renewed
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
-from snapline.deploy.conformance.judge import judge
+from snapline.deploy.conformance.launcher_checks import judge
 from snapline.deploy.conformance.local_sshd import MACHINES, SshBench, Sshd, find_sshd, own_sshd
 from snapline.deploy.ssh_launcher import SshLauncher
 from snapline.errors import ExternalFailureError, UsageError

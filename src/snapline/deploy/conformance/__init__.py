@@ -20,9 +20,8 @@ A bench provides what a launcher does not: a store that all processes can reach,
 """
 
 from snapline.deploy.conformance.bench import Bench, LauncherFaultError, LocalBench, processes_naming
-from snapline.deploy.conformance.fleet_check import a_fleet_recovers_exactly_and_leaves_nothing
-from snapline.deploy.conformance.process_checks import PROCESS_CHECKS
-from snapline.deploy.conformance.process_checks import ProcessCheck as Check
+from snapline.deploy.conformance.launcher_checks import PROCESS_CHECKS, a_fleet_recovers_exactly_and_leaves_nothing
+from snapline.deploy.conformance.launcher_checks import ProcessCheck as Check
 
 __all__ = [
     "PROCESS_CHECKS",
