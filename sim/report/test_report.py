@@ -22,8 +22,7 @@ from snapline.sim.report.terminal_summary import summarise
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario
 from snapline.sim.search.replay import read_repro
-from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
-from snapline.sim.search.shrunk_files import shrink_report, size_text
+from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, shrink_report, signature_of, size_of, size_text
 from snapline.sim.search.sweep import Collector, SweepSummary
 from snapline.sim.toml_text import format_toml
 from snapline.sim.world.recording import Recording

@@ -24,11 +24,11 @@ from snapline.sim.search.shrink import (
     ddmin,
     doubling_steps,
     lowest,
+    render,
     renumbered,
     shrink,
     signature_of,
 )
-from snapline.sim.search.shrunk_files import render
 
 # -- delta debugging ----------------------------------------------------------------------------------------------------
 

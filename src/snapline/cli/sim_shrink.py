@@ -92,7 +92,7 @@ def _shrink(
     failing: "tuple[Scenario, int, Result]", changes: ScenarioChanges, limit_s: float, printer: Printer
 ) -> "Shrunk":
     from snapline.sim.search.shrink import shrink as minimise
-    from snapline.sim.search.shrunk_files import size_text
+    from snapline.sim.search.shrink import size_text
 
     last = ("", 0.0)
 
@@ -122,7 +122,7 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> li
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.folder import write_run
     from snapline.sim.run import run as simulate
-    from snapline.sim.search.shrunk_files import render
+    from snapline.sim.search.shrink import render
     from snapline.sim.world.recording import Recording
 
     recording, choices = Recording(), RecordedChoices(found.record)
@@ -141,7 +141,7 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> li
 def _shrunk_document(found: "Shrunk", target: Path, files: list[str]) -> Document:
     import msgspec
 
-    from snapline.sim.search.shrunk_files import evidence
+    from snapline.sim.search.shrink import evidence
 
     return document(
         "SimulationShrunk",
