@@ -24,6 +24,7 @@ from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.retention import pins
 from snapline.storage.store import files, verify
+from snapline.storage.store.files import exists
 from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest, read_manifest, read_ref
