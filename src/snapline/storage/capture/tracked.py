@@ -14,7 +14,7 @@ import math
 import mmap
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from snapline.errors import ExternalFailureError, UsageError
@@ -24,13 +24,9 @@ from snapline.storage.capture.trackers import KernelTracker, MarkTracker, Settin
 from snapline.storage.packs.checkpoint import ChunkReference
 
 if TYPE_CHECKING:
-    import numpy
     from numpy.typing import DTypeLike
 
-    from snapline.storage.capture.trackers import Array
-
-if TYPE_CHECKING:
-    Rows = slice | SupportsIndex | Iterable[SupportsIndex]
+    from snapline.storage.capture.array_memory import Array, Rows
 
 TRACKED_BYTES_MIN = 1024 * 1024
 """Smallest tracked array; `tracked_array` returns an ordinary array for less: scanning costs as much as copying it (0.05 ms)."""

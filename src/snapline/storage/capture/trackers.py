@@ -24,7 +24,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
@@ -35,10 +35,7 @@ from snapline.storage.capture.tokens import BLOCK_TOKENS, fresh_token
 if TYPE_CHECKING:
     import array
 
-    import numpy
-
-if TYPE_CHECKING:
-    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
+    from snapline.storage.capture.array_memory import Array
 
 log = logging.getLogger("snapline.host")
 
