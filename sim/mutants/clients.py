@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from snapline.client import events as ev
-from snapline.client.asks import OpenAsks
-from snapline.client.core import ClientCore
+from snapline.client.core import ClientCore, OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 from snapline.messages.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.mutants.registry import Mutant, crash_at, template

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapline.client import asks
+from snapline.client import core
 from snapline.client import events as ev
-from snapline.client.asks import ASKS_AT_ONCE, ATTEMPT_NS
-from snapline.client.core import ClientCore
+from snapline.client.core import ASK_ATTEMPT_NS, ASKS_AT_ONCE, ClientCore
 from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.messages.answers import LocatedAgent, LocateReply
 from snapline.messages.inputs import AskOutcome
@@ -76,7 +75,7 @@ def test_the_owner_is_found_and_asked_and_its_word_is_the_end(driven: Driven) ->
     finding = find_of(driven.want(1))
     assert (finding.agents, finding.limit_ns) == (("a",), FINDING_NS)
     asking = ask_of(driven.found(finding.request, at("a")))
-    assert (asking.host, asking.address, asking.ask, asking.limit_ns) == ("h1", "h1:1", 1, ATTEMPT_NS)
+    assert (asking.host, asking.address, asking.ask, asking.limit_ns) == ("h1", "h1:1", 1, ASK_ATTEMPT_NS)
     assert driven.say(ev.AnswerHeard(asking.request, TOLD)) == [ev.FinishAsk(1, "answered", "", TOLD)]
     assert driven.core.wakeup_ns is None
     assert driven.asked(2).host == "h1", "the place is remembered"
@@ -191,6 +190,6 @@ def test_a_send_and_an_ask_share_what_is_known(driven: Driven) -> None:
 
 
 def test_a_core_that_stays_with_the_first_host_is_found(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asks.OpenAsks, "_forget", lambda *_: None)
+    monkeypatch.setattr(core.OpenAsks, "_forget", lambda *_: None)
     with pytest.raises(AssertionError):
         test_retry_rests_and_asks_whoever_owns_it_then(driven)
