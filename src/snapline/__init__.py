@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
-    from snapline.client.dead_letters import DeadLetterResult
+    from snapline.client.operator_commands import DeadLetterResult
     from snapline.client.outcomes import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.messages.answers import LocatedAgent
@@ -120,7 +120,7 @@ _HOMES = {
     "RecoveryLine": "snapline.client.analysis",
     "Reply": "snapline.client.outcomes",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
-    "DeadLetterResult": "snapline.client.dead_letters",
+    "DeadLetterResult": "snapline.client.operator_commands",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",

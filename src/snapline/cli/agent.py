@@ -20,7 +20,7 @@ from snapline.cli.snapshot_field import show_field, show_state
 from snapline.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from snapline.client.dead_letters import DeadLetterResult
+    from snapline.client.operator_commands import DeadLetterResult
 
 
 DeadLetterAgent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take them.")]

@@ -14,15 +14,15 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.output_reading import Output, OutputsReverted
-from snapline.client import connecting, effects, requests
+from snapline.client import connecting, operator_commands, requests
 from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.dead_letters import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.hosts import HostCalls
 from snapline.client.input_validation import AgentInput, check_timeout, input_of
 from snapline.client.open_sends import Sends
+from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.outcomes import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.client.views import ask_until_answered, waiting_agents
@@ -238,7 +238,7 @@ class Client:
 
         If this client may inspect agents, hosts supply the state of unfinished effects. If a host does not answer, its effects are "open".
         """
-        open_effects = await effects.standing(self._coordinator, self._hosts)
+        open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(records), open_effects)
 
@@ -263,7 +263,7 @@ class Client:
         `more`: number of agents omitted; `silent_hosts`: hosts without an answer within 2 s, or of an older release; `effects`: effects waited for.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
-        open_effects = await effects.standing(self._coordinator, self._hosts)
+        open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         return document("WaitingAgents", **msgspec.to_builtins(agents), effects=msgspec.to_builtins(open_effects))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
@@ -381,7 +381,7 @@ class Client:
             AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; it is harmless to repeat the call.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        command = effects.resolution_command_for(
+        command = operator_commands.resolution_command_for(
             agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done
         )
         await self._send_command(command, key, deadline_s, is_early=True)
@@ -396,18 +396,18 @@ class Client:
             InputDeadLetteredError: it failed again, and is a new dead letter. Other errors as `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        command = effects.retry_command_for(agent, key, await self.describe(agent, timeout_s))
-        await self._send_command(command, key, deadline_s, is_early=not effects.is_retry_or_undo(command))
+        command = operator_commands.retry_command_for(agent, key, await self.describe(agent, timeout_s))
+        await self._send_command(command, key, deadline_s, is_early=not operator_commands.is_retry_or_undo(command))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Undo an effect with its compensation, even after its turn ended well; the agent is not notified. A later request reruns the effect.
         Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises as `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        await self._send_command(effects.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)
+        await self._send_command(operator_commands.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)
 
     async def _send_command(self, word: GivenInput, key: str, deadline_s: float, *, is_early: bool = False) -> None:
-        command_sender = CommandSender(lambda: self._coordinator, self._hosts, word.agent, effects.late)
-        await effects.say(
+        command_sender = CommandSender(lambda: self._coordinator, self._hosts, word.agent, operator_commands.late)
+        await operator_commands.say(
             command_sender, word, key, deadline_s, partial(self._asking.wait_for_answer_to, is_early=is_early)
         )
 
