@@ -15,7 +15,7 @@ import grpc.aio
 from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
-from snapline.messages.input_wire import ASK, answer_messages, decode_ask
+from snapline.messages.client_wire import ASK, answer_messages, decode_ask
 from snapline.messages.inputs import KEY_CHARACTERS_MAX, RETRY, AskOutcome
 from snapline.messages.payloads import split_message
 from snapline.security.rpc_authorization import Context

@@ -3,7 +3,7 @@
 The host core, not the service, decides about inputs. A valid input is accepted even if the client has disconnected: the client does not know the
 outcome, and retries with the same key.
 
-Bounds. One request is bounded by its codec (`messages/input_wire.py`). Requests being read or waiting for the host's log are bounded together: above
+Bounds. One request is bounded by its codec (`messages/client_wire.py`). Requests being read or waiting for the host's log are bounded together: above
 `UNDER_WAY_BYTES_MAX` clients must retry.
 """
 
@@ -23,6 +23,7 @@ from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
+from snapline.messages.client_wire import OFFER, SETTLE, OfferReader, encode_outcomes
 from snapline.messages.dead_letters import read_dead_letter_command
 from snapline.messages.effect_commands import (
     is_effect_request,
@@ -30,7 +31,6 @@ from snapline.messages.effect_commands import (
     read_effect_request,
     read_effect_resolution,
 )
-from snapline.messages.input_wire import OFFER, SETTLE, OfferReader, encode_outcomes
 from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 

@@ -40,9 +40,9 @@ from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.link_supervisor import supervised
 from snapline.errors import SnaplineError, StoreKeyError, UsageError
 from snapline.ids import check_id
+from snapline.messages.client_wire import AGENTS_SERVICE as AGENTS
+from snapline.messages.client_wire import INPUTS_SERVICE as INPUTS
 from snapline.messages.host_messages import Directive, HostMessage, OpenTurn
-from snapline.messages.input_wire import SERVICE as INPUTS
-from snapline.messages.view_wire import SERVICE as AGENTS
 from snapline.security.rpc_authorization import HOST
 from snapline.security.transport import Security, is_loopback
 from snapline.storage.capture.image import StateImage

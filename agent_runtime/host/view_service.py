@@ -21,8 +21,8 @@ from snapline.agent_runtime.host.agent_documents import bounded, description, ne
 from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.errors import NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
+from snapline.messages.client_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
 from snapline.messages.views import (
     DESCRIPTION,
     EFFECTS,

@@ -15,10 +15,10 @@ from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.errors import StoreError
+from snapline.messages.client_wire import AGENTS_SERVICE as AGENTS
+from snapline.messages.client_wire import INPUTS_SERVICE
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.input_wire import SERVICE
 from snapline.messages.inputs import InputOutcome
-from snapline.messages.view_wire import SERVICE as AGENTS
 from snapline.messages.views import RecentTrace, TraceWanted
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
@@ -109,7 +109,9 @@ class FakeHost:
         self.address = ""
 
     async def start(self, listen: str = "127.0.0.1:0") -> "FakeHost":
-        port = await self.transport.start(listen, {SERVICE: self.service.handlers(), AGENTS: self.views.handlers()})
+        port = await self.transport.start(
+            listen, {INPUTS_SERVICE: self.service.handlers(), AGENTS: self.views.handlers()}
+        )
         self.address = f"127.0.0.1:{port}"
         return self
 

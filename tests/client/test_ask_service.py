@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import ask_service
 from snapline.agent_runtime.host import host_events as ev
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.hosts import HostCalls, OfferError
-from snapline.messages.input_wire import ASK_PATH, encode_ask
+from snapline.messages.client_wire import ASK_PATH, encode_ask
 from snapline.messages.inputs import AskOutcome
 from snapline.security.rpc_authorization import ROLES
 from snapline.security.transport import Security

@@ -16,7 +16,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import input_checks, input_service
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.hosts import HostCalls, OfferError
-from snapline.messages.input_wire import OFFER_PATH, offer_messages
+from snapline.messages.client_wire import OFFER_PATH, offer_messages
 from snapline.messages.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import ROLES
 from snapline.security.transport import Security

@@ -5,8 +5,8 @@ import pytest
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError
-from snapline.messages import input_wire
-from snapline.messages.input_wire import (
+from snapline.messages import client_wire
+from snapline.messages.client_wire import (
     STREAM_MESSAGES_MAX,
     OfferReader,
     decode_outcomes,
@@ -103,7 +103,7 @@ def test_what_no_client_has_to_say_is_refused(request_of: object, words: str) ->
 
 
 def test_the_test_of_the_bomb_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_wire, "check_counts", lambda *_, **__: None)
+    monkeypatch.setattr(client_wire, "check_counts", lambda *_, **__: None)
     with pytest.raises(ProtocolError) as caught:
         read(a_bomb())
     assert "nothing of it is read" not in str(caught.value)

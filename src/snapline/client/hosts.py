@@ -15,10 +15,17 @@ import grpc
 import grpc.aio
 
 from snapline.errors import ProtocolError, UsageError
+from snapline.messages.client_wire import (
+    ASK_PATH,
+    OFFER_PATH,
+    SHOW_PATH,
+    AnswerReader,
+    ViewReader,
+    decode_outcomes,
+    offer_messages,
+)
 from snapline.messages.coordinator_client import named_error
-from snapline.messages.input_wire import ASK_PATH, OFFER_PATH, AnswerReader, decode_outcomes, offer_messages
 from snapline.messages.inputs import AskOutcome, GivenInput, InputOutcome
-from snapline.messages.view_wire import SHOW_PATH, ViewReader
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256

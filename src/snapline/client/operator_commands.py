@@ -27,6 +27,7 @@ from snapline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
+from snapline.messages.client_wire import SETTLE_PATH
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.dead_letters import (
     DROP,
@@ -45,7 +46,6 @@ from snapline.messages.effect_commands import (
     parse_effect_key,
 )
 from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
-from snapline.messages.input_wire import SETTLE_PATH
 from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
 from snapline.messages.views import DESCRIPTION, EFFECTS, NotHereError, Question
 

@@ -21,9 +21,9 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.messages.answers import LocateReply
+from snapline.messages.client_wire import encode_question, trace_question
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus, HostStatus
-from snapline.messages.view_wire import encode_question, trace_question
 from snapline.messages.views import STATE, WAITING, NotHereError, Question, RecentTrace, TraceWanted, WaitingAgents
 
 Told = TypeVar("Told")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from snapline.client import events as ev
 from snapline.client.outcomes import Receipt
-from snapline.messages.input_wire import encode_ask
+from snapline.messages.client_wire import encode_ask
 
 ASKS_MAX = 1000
 """Largest number of answers that a client waits for at once; further asks wait until one of them ends."""
