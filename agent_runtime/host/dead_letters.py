@@ -1,7 +1,7 @@
 """The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them.
 
 An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
-(`messages/dead_letters.py`) is an input of the agent, so it takes effect exactly once, in a turn. *Drop*: the dead letter is forgotten. *Retry*: the
+(`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn. *Drop*: the dead letter is forgotten. *Retry*: the
 command's turn handles the dead letter, with its sender and payload. The removal of the dead letter, the work of its handler and the consumption of
 the command are in the same checkpoints, so none of it happens twice. If the handler fails again, the result is a new dead letter.
 
@@ -11,15 +11,18 @@ compensation, whose turn is like that of a dead letter that was never stored.
 
 from snapline.agent_runtime.host import effect_requests
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
-from snapline.messages.dead_letters import (
+from snapline.messages.agent_commands import (
     COMMAND_PREFIX,
     DROP,
     RETRY,
     TARGET_GONE,
     DeadLetterCommand,
+    EffectRetry,
+    is_effect_request,
+    is_effect_resolution,
     read_dead_letter_command,
+    read_effect_request,
 )
-from snapline.messages.effect_commands import EffectRetry, is_effect_request, is_effect_resolution, read_effect_request
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput

@@ -44,7 +44,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.traceparents import is_of_type
-from snapline.messages.effect_commands import read_effect_resolution
+from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.payloads import REPLY
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage

@@ -1,4 +1,4 @@
-"""The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/effect_commands.py`).
+"""The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/agent_commands.py`).
 
 *Undo*: a turn of the agent runs the compensation, as after a failed turn. *Retry*: the failed turn is retried as its dead letter, or a failed
 compensation is called again. Completed work is not repeated, so the commands are idempotent.
@@ -8,8 +8,7 @@ from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.sagas import undo_payload
-from snapline.messages.dead_letters import TARGET_GONE
-from snapline.messages.effect_commands import UNDO, EffectRetry
+from snapline.messages.agent_commands import TARGET_GONE, UNDO, EffectRetry
 from snapline.messages.effect_records import effect_undone_by
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 

@@ -1,4 +1,4 @@
-"""The part of a host core that matches operators' resolutions to the effect that an agent waits for (`messages/effect_commands.py`).
+"""The part of a host core that matches operators' resolutions to the effect that an agent waits for (`messages/agent_commands.py`).
 
 The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn that they came too late.
 """
@@ -6,7 +6,7 @@ The waiting turn takes one resolution (`durable_turns.py`). Later resolutions ha
 from itertools import islice
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
-from snapline.messages.effect_commands import EffectResolution, is_effect_resolution, read_effect_resolution
+from snapline.messages.agent_commands import EffectResolution, is_effect_resolution, read_effect_resolution
 from snapline.messages.inputs import REFUSED, RETRY, InputOutcome
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.saved_effects import OpenEffect

@@ -23,14 +23,14 @@ from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
-from snapline.messages.client_wire import OFFER, SETTLE, OfferReader, encode_outcomes
-from snapline.messages.dead_letters import read_dead_letter_command
-from snapline.messages.effect_commands import (
+from snapline.messages.agent_commands import (
     is_effect_request,
     is_effect_resolution,
+    read_dead_letter_command,
     read_effect_request,
     read_effect_resolution,
 )
+from snapline.messages.client_wire import OFFER, SETTLE, OfferReader, encode_outcomes
 from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.reply_waiters import ReplyWaiters, dropped_reason
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
-from snapline.messages.effect_commands import is_effect_resolution
+from snapline.messages.agent_commands import is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of

@@ -14,15 +14,16 @@ import msgspec
 
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
-from snapline.messages.dead_letters import (
+from snapline.messages.agent_commands import (
     COMMAND_PREFIX,
     DROP,
     RETRY,
     TARGET_GONE,
     DeadLetterCommand,
+    is_effect_request,
+    is_effect_resolution,
     read_dead_letter_command,
 )
-from snapline.messages.effect_commands import is_effect_request, is_effect_resolution
 from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
     CommandEffect,

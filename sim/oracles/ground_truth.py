@@ -32,7 +32,7 @@ from itertools import zip_longest
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_events import Control, Spawn
 from snapline.coordinator.state.operations import Restore
-from snapline.messages.effect_commands import is_effect_resolution
+from snapline.messages.agent_commands import is_effect_resolution
 from snapline.messages.effect_records import EFFECTS_TOPIC
 from snapline.messages.payloads import CREATE
 from snapline.sim.oracles.dead_letters import DeadLetterOracle, is_retry_of

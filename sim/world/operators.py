@@ -32,9 +32,16 @@ from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.service.restore_requests import AnswerT
 from snapline.errors import NotFoundError, SnaplineError, UsageError
+from snapline.messages.agent_commands import (
+    DROP,
+    RETRY,
+    DeadLetterCommand,
+    EffectResolution,
+    dead_letter_command_payload,
+    effect_resolution_payload,
+    is_effect_resolution,
+)
 from snapline.messages.answers import RestoreReply
-from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
-from snapline.messages.effect_commands import EffectResolution, effect_resolution_payload, is_effect_resolution
 from snapline.messages.effect_records import outside_key
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import command_name

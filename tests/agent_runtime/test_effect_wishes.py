@@ -26,8 +26,9 @@ from snapline.agent_runtime.sagas import UNDO as UNDO_MESSAGE
 from snapline.agent_runtime.sagas import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import RETRY, TARGET_GONE
-from snapline.messages.effect_commands import (
+from snapline.messages.agent_commands import (
+    RETRY,
+    TARGET_GONE,
     UNDO,
     EffectRetry,
     effect_request_payload,

@@ -41,8 +41,12 @@ from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import TARGET_GONE
-from snapline.messages.effect_commands import EffectResolution, effect_resolution_payload, read_effect_resolution
+from snapline.messages.agent_commands import (
+    TARGET_GONE,
+    EffectResolution,
+    effect_resolution_payload,
+    read_effect_resolution,
+)
 from snapline.messages.effect_records import UnfinishedEffect
 from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry

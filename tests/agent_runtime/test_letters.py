@@ -14,7 +14,7 @@ from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import (
+from snapline.messages.agent_commands import (
     DROP,
     RETRY,
     TARGET_GONE,

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, Messa
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import RETRY
+from snapline.messages.agent_commands import RETRY
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.storage.packs.checkpoint import SavedTurn
 

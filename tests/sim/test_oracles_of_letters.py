@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from snapline.messages.dead_letters import DROP, RETRY, TARGET_GONE, DeadLetterCommand, dead_letter_command_payload
+from snapline.messages.agent_commands import DROP, RETRY, TARGET_GONE, DeadLetterCommand, dead_letter_command_payload
 from snapline.sim.oracles.dead_letters import Letter, check_dead_letters, command_name, dead_letters_of
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord

@@ -30,12 +30,11 @@ from snapline.client.waiting import fail_all
 from snapline.client.waiting_asks import WaitingAsks
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
+from snapline.messages.agent_commands import DROP, RETRY, UNDO
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, retry_until_available
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.messages.dead_letters import DROP, RETRY
 from snapline.messages.documents import document, document_of
-from snapline.messages.effect_commands import UNDO
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.inputs import GivenInput
 from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Question

@@ -27,24 +27,22 @@ from snapline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from snapline.messages.client_wire import SETTLE_PATH
-from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.dead_letters import (
+from snapline.messages.agent_commands import (
     DROP,
     RETRY,
     TARGET_GONE,
     DeadLetterCommand,
-    dead_letter_command_payload,
-    read_dead_letter_command,
-)
-from snapline.messages.effect_commands import (
     EffectResolution,
     EffectRetry,
+    dead_letter_command_payload,
     effect_request_payload,
     effect_resolution_payload,
     is_effect_request,
     parse_effect_key,
+    read_dead_letter_command,
 )
+from snapline.messages.client_wire import SETTLE_PATH
+from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
 from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
 from snapline.messages.views import DESCRIPTION, EFFECTS, NotHereError, Question

@@ -1,4 +1,9 @@
-"""Operator commands to an agent about its effects. Each command is one input, recognized only by its payload; it is logged, numbered and recovered
+"""Operator commands to an agent about its dead letters. Each command is one input, recognized only by its payload.
+
+A command is logged, numbered, consumed in its turn and recovered like every input. No message type has an empty name, so a
+message cannot be mistaken for a command.
+
+Operator commands to an agent about its effects. Each command is one input, recognized only by its payload; it is logged, numbered and recovered
 like every input.
 
 If the agent waits for the effect, a command gives its result or declares that it was not done; the waiting turn consumes the command. If the
@@ -8,7 +13,56 @@ effect has ended, a command requests a retry or an undo; it has its own turn, li
 import msgspec
 
 from snapline.errors import ProtocolError
-from snapline.messages.dead_letters import COMMAND_PREFIX, RETRY
+
+RETRY, DROP = "retry", "drop"
+
+COMMAND_PREFIX = b"\x00"
+"""First byte of an operator command's payload."""
+
+TARGET_GONE = b"\x00gone"
+"""Answer if the dead letter did not exist any more when the command's turn came."""
+
+
+class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Operator command about a dead letter.
+
+    Attributes:
+        verb: "retry" or "drop".
+        number: number of the dead letter, among those of its agent.
+        identity: digest of its sender and payload. A recovery may undo a dead letter, and its number may be reused for another one.
+    """
+
+    verb: str
+    number: int
+    identity: bytes
+
+
+_dead_letter_command_decoder = msgspec.msgpack.Decoder(DeadLetterCommand)
+
+
+def dead_letter_command_payload(word: DeadLetterCommand) -> bytes:
+    """Return the command as the payload of an input."""
+    return COMMAND_PREFIX + msgspec.msgpack.encode(word)
+
+
+def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
+    """Decode an operator command.
+
+    Raises:
+        ProtocolError: the payload is no operator command.
+    """
+    try:
+        command = (
+            _dead_letter_command_decoder.decode(payload[len(COMMAND_PREFIX) :])
+            if payload[: len(COMMAND_PREFIX)] == COMMAND_PREFIX
+            else None
+        )
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"an operator command that cannot be read: {error}") from error
+    if command is None or command.verb not in (RETRY, DROP):
+        raise ProtocolError(f"an operator command needs {RETRY} or {DROP}, and a number")
+    return command
+
 
 EFFECT_RESOLUTION_PREFIX = COMMAND_PREFIX + b"effect"
 """Prefix of a resolution's payload. In a command about a dead letter, an array follows the first byte instead."""
@@ -49,7 +103,7 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     generation: int
 
 
-_read = msgspec.msgpack.Decoder(EffectResolution)
+_resolution_decoder = msgspec.msgpack.Decoder(EffectResolution)
 _read_request = msgspec.msgpack.Decoder(EffectRetry)
 
 
@@ -70,7 +124,11 @@ def read_effect_resolution(payload: bytes) -> EffectResolution:
         ProtocolError: the payload is no resolution.
     """
     try:
-        command = _read.decode(payload[len(EFFECT_RESOLUTION_PREFIX) :]) if is_effect_resolution(payload) else None
+        command = (
+            _resolution_decoder.decode(payload[len(EFFECT_RESOLUTION_PREFIX) :])
+            if is_effect_resolution(payload)
+            else None
+        )
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a word about an effect that cannot be read: {error}") from error
     if command is None:
