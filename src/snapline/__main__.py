@@ -18,7 +18,7 @@ def main() -> None:
             from snapline.deploy.starting import start_fork_server_early
 
             start_fork_server_early()
-        from snapline.cli.groups import COMMANDS, GROUPS, command_of
+        from snapline.cli.main import COMMANDS, GROUPS, command_of
 
         if sys.argv[1:] and sys.argv[1] in {*GROUPS, *COMMANDS}:
             command_of(sys.argv[1])(prog_name="snapline")

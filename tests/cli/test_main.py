@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleet import check_reference, load
-from snapline.cli.groups import COMMANDS, GROUPS
-from snapline.cli.main import app
+from snapline.cli.main import COMMANDS, GROUPS, app
 from snapline.cli.options import Display, SecurityOptions, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, SnaplineError, UsageError
@@ -45,7 +44,7 @@ def test_a_first_word_alone_is_as_among_all_and_imports_no_other() -> None:
     code = """
 import sys
 from snapline.__main__ import main
-from snapline.cli.groups import GROUPS, COMMANDS
+from snapline.cli.main import GROUPS, COMMANDS
 modules = {word.module for word in {**GROUPS, **COMMANDS}.values()}
 sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
@@ -73,7 +72,7 @@ finally:
     print(sorted(name for name in sys.modules if name == "asyncio" or name.startswith("snapline.cli.")), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr.strip() == "['snapline.cli.garbage_collection', 'snapline.cli.groups', 'snapline.cli.main']"
+    assert done.stderr.strip() == "['snapline.cli.garbage_collection', 'snapline.cli.main', 'snapline.cli.main']"
     assert all(f"\n  {name} " in done.stdout for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden)
 
 

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import snapline
 from snapline.agent_runtime.host.process import Host, HostOptions
-from snapline.cli import groups
+from snapline.cli import main
 from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
 from snapline.security.transport import Security
 
@@ -118,7 +118,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def ask_line(address: str) -> None:
-    get_command(groups.app_of("recovery"))(
+    get_command(main.app_of("recovery"))(
         ["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False
     )
 

@@ -18,7 +18,7 @@ import sys
 import msgspec
 
 from snapline.cli.garbage_collection import collect_rarely, freeze_imported
-from snapline.cli.groups import command_of
+from snapline.cli.main import command_of
 from snapline.deploy.child import (
     MESSAGE_BYTES,
     REQUESTS,
