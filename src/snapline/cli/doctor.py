@@ -1,4 +1,7 @@
-"""`snapline doctor`: checks this machine, a store and a fleet; each finding is a sentence with the next step."""
+"""`snapline doctor`: checks this machine, a store and a fleet; each finding is a sentence with the next step.
+
+`snapline version`.
+"""
 
 import shutil
 import statistics
@@ -19,6 +22,7 @@ from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
+
 
 FILES_MIN = 4096
 """Smallest limit of open files: each link, client and pack is one. The common default of 1,024 is too small for some hundred clients."""
@@ -213,3 +217,17 @@ def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
         yield DoctorFinding("its store", "bad", f"{store.get('reason')}")
     for line in concern_lines(status):
         yield DoctorFinding("concern", "warning", line)
+
+
+@command
+def version(display: Display) -> None:
+    """Print the version."""
+    import platform
+
+    import snapline
+    from snapline.compiled import is_compiled, version_text
+
+    result = document(
+        "Version", version=snapline.__version__, python=platform.python_version(), is_compiled=is_compiled()
+    )
+    display.printer().result(result, lambda _, tables: tables.line(f"snapline {version_text()}"))
