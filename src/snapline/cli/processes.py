@@ -1,8 +1,13 @@
-"""`snapline coordinator run` and `snapline host run`: the processes a fleet consists of."""
+"""`snapline coordinator run` and `snapline host run`: the processes a fleet consists of.
+
+`snapline unit`: units for systemd, for hosts and coordinators that a machine starts when it boots.
+"""
 
 import asyncio
 import secrets
+import sys
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +34,7 @@ from snapline.ids import check_id
 if TYPE_CHECKING:
     from snapline.telemetry.log_lines import BoundIds
     from snapline.telemetry.metrics_server import MetricsPlace
+
 
 REJOIN_GRACE_S = 3.0
 """Default of `--rejoin-grace`: a process starts within this time unless the machine is very busy. Launchers that restart hosts use more."""
@@ -280,3 +286,29 @@ def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
 
 def _end(exit_code: int) -> None:
     raise typer.Exit(exit_code)
+
+
+HERE = "@SNAPLINE@"
+"""Placeholder in a unit for the command that runs snapline here."""
+
+
+class UnitKind(StrEnum):
+    """Kinds of units."""
+
+    COORDINATOR = "coordinator"
+    HOST = "host"
+
+
+@command
+def unit(kind: Annotated[UnitKind, typer.Argument(help="What it starts.")]) -> None:
+    """Print a unit for systemd that starts a coordinator or a host.
+
+    Write it to /etc/systemd/system/snapline-coordinator@.service or snapline-host@.service; what it needs to know is in
+    the file that it names.
+    """
+    import snapline.deploy
+
+    folder = Path(snapline.deploy.__file__).parent / "systemd"
+    text = (folder / f"snapline-{kind.value}@.service").read_text()
+    hardened = text.replace("@HARDENING@\n", (folder / "hardening.conf").read_text())
+    typer.echo(hardened.replace(HERE, f"{sys.executable} -m snapline"), nl=False)
