@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.command_line import Run
 
-from snapline.cli import log_entries
-from snapline.cli.log_entries import LEVELS, EntryReader, LogEntry, merge, parse_since
-from snapline.cli.log_files import find_logs
+from snapline.cli import logs as logs_module
+from snapline.cli.logs import LEVELS, EntryReader, LogEntry, find_logs, merge, parse_since
 from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import UsageError
@@ -170,7 +169,7 @@ def test_what_says_no_time_belongs_to_the_entry_before(line: str) -> None:
 
 
 def test_an_entry_without_end_is_cut_and_stays_as_serious(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_entries, "ENTRY_CHARACTERS_MAX", 100)
+    monkeypatch.setattr(logs_module, "ENTRY_CHARACTERS_MAX", 100)
     reader = EntryReader("h1", 0)
     found = [reader.feed(line) for line in ("2026-01-31T12:00:00Z ERROR a: b", *["  line of a traceback"] * 20)]
     entries = [entry for entry in [*found, reader.end()] if entry is not None]

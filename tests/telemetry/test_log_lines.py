@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.cli.log_entries import EntryReader, LogEntry
+from snapline.cli.logs import EntryReader, LogEntry
 from snapline.security.printable import printable
 from snapline.telemetry.log_lines import BoundIds, JsonLines, LogScope, TextLines
 
