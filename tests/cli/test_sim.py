@@ -20,7 +20,7 @@ from tests.kit.command_line import Run
 from snapline import failpoints
 from snapline.cli import sim_compare
 from snapline.cli.output import Printer
-from snapline.cli.sim_progress import RunProgress
+from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
 from snapline.cli.sim_sweep_tables import show_summary
 from snapline.cli.sim_sweeps import _sweep_code

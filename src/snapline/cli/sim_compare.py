@@ -9,7 +9,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments, seconds_of
 from snapline.cli.output import Document, DocumentTables, document
-from snapline.cli.sim_progress import RunProgress
+from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioArgument, ScenarioChanges, Seeds, is_reference, parse_list, parse_seeds
 from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
 from snapline.errors import UsageError

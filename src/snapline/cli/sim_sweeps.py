@@ -13,7 +13,7 @@ import typer
 from snapline.cli.command import INTERRUPTED, command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, Printer, document, readable
-from snapline.cli.sim_progress import RunProgress
+from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import (
     RunOrScenario,
     ScenarioArgument,
