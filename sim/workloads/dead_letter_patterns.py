@@ -30,8 +30,7 @@ import msgspec
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.client_input import Nudge
-from snapline.sim.workloads.ledger import FOREVER, InvariantViolatedError, name_of, shares
+from snapline.sim.workloads.ledger import FOREVER, InvariantViolatedError, Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge, pause_ns
 
 POISON_EVERY = 10

@@ -18,6 +18,8 @@ and a finished run has sent exactly that number of messages, whatever the order 
 *Timers.* An agent has at most one timer, and its state records it. A cut holds as many timers as the states record.
 
 The chain is a polynomial modulo 2**48 over checksums of messages. It does not protect against deliberate forgery.
+
+Inputs that simulated clients send to agents of patterns. Each input causes a turn and changes no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +29,52 @@ from zlib import crc32
 import msgspec
 
 import snapline
-from snapline.sim.workloads.client_input import Nudge
+
+RAISES = 0.75
+"""Probability that a raising handler raises. Three attempts usually end in a dead letter; retrying it usually succeeds."""
+
+
+class Nudge(snapline.Message, frozen=True):
+    """The `serial`-th input of a client.
+
+    Attributes:
+        raises: the handler raises most of the time, so the input becomes a dead letter that may succeed when it is retried.
+        speaks: the handler also emits an output with `ctx.emit`.
+    """
+
+    client: str
+    serial: int
+    raises: bool
+    speaks: bool = False
+
+    def take(self, ctx: snapline.Context) -> None:
+        """Handle the input. Every answer is unique, which distinguishes a reverted answer from a valid one.
+
+        Raises:
+            ValueError: `raises` is set and the draw was unlucky.
+        """
+        if self.raises and ctx.random() < RAISES:
+            raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
+        echo = Echo(self.serial, ctx.random())
+        ctx.reply(echo)
+        if self.speaks:
+            ctx.emit("echoes", Echoed(self.client, self.serial, echo.draw))
+
+
+class Echoed(snapline.Message, frozen=True):
+    """Output for a nudge. No two outputs have the same bytes, not even in different histories."""
+
+    client: str
+    serial: int
+    draw: float
+
+
+class Echo(snapline.Message, frozen=True):
+    """Answer to a nudge."""
+
+    serial: int
+    draw: float
+
 
 FOREVER = 10**12
 """Work of an agent that never finishes: practically infinite, and sums of it stay exact in 64 bits."""

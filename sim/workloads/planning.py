@@ -13,8 +13,7 @@ import msgspec
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.client_input import Nudge
-from snapline.sim.workloads.ledger import name_of, shares
+from snapline.sim.workloads.ledger import Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0

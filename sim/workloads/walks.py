@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.client_input import Echo
 from snapline.sim.workloads.ledger import (
     CutContents,
+    Echo,
     InvariantViolatedError,
     Ledger,
     Parcel,

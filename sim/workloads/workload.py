@@ -11,12 +11,12 @@ from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.scenario import FleetPart, TriggerPart
-from snapline.sim.workloads.client_input import Nudge
 from snapline.sim.workloads.costs import Costs
 from snapline.sim.workloads.ledger import (
     CutContents,
     InvariantViolatedError,
     Ledger,
+    Nudge,
     Plan,
     check_members,
     check_pairs,

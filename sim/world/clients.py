@@ -1,17 +1,14 @@
 """Clients of a simulated fleet: programs that send inputs and wait for answers through the product's client core (`client/core.py`).
 
 A program sends a few inputs at once, and may wait for their outcomes before it continues. It resends inputs of unknown outcome with the same key,
-and repeats some that have a receipt. It also gives up, drops open sends, or closes its client and starts a new one. `client_calls.py` executes the
-core's network requests, and loses some requests and answers. The core's results are reported to the oracle (`oracles/inputs.py`), which checks them.
+and repeats some that have a receipt. It also gives up, drops open sends, or closes its client and starts a new one. The core's results are reported
+to the oracle (`oracles/inputs.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
+and to some that have stopped.
 
-Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents, and to some that have stopped.
-
-Requests of a simulated client: the counterpart of `client/requests.py` on the simulated network.
-
-Each request returns as one event to the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its
-answer may be lost. As over a stream, a duplicated request has no answer, since its stream has broken. A host that is down, or without a connection,
-has certainly accepted nothing. Data written to a connection arrives when the network is healed or the host resumes, and the host reads it then,
-whether or not the client still waits.
+`ClientCalls` executes the core's requests on the simulated network, as `client/requests.py` does on a real one. Each request returns as one event to
+the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its answer may be lost. As over a stream, a
+duplicated request has no answer, since its stream has broken. A host that is down, or without a connection, has certainly accepted nothing. Data
+written to a connection arrives when the network is healed or the host resumes, and the host reads it then, whether or not the client still waits.
 
 The location of agents is read from the coordinator's state when the request arrives there, so the answer may be out of date. Sometimes it names a
 wrong host.
@@ -33,7 +30,7 @@ from snapline.errors import SnaplineError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
 from snapline.sim.choices import DrawnRandom
-from snapline.sim.workloads.client_input import Nudge
+from snapline.sim.workloads.ledger import Nudge
 from snapline.sim.workloads.user_inputs import to_given_input
 from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts
