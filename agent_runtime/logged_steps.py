@@ -66,7 +66,7 @@ class LoggedSteps:
     def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
         """Return the logged result of this entry if the same turn reached it before; None if it did not, or if that is unknown.
 
-        The core looks up results of effects (`host/effects.py`): they do not belong to one turn alone.
+        The core looks up results of effects (`host/host_effects.py`): they do not belong to one turn alone.
         """
         if kind == EFFECT:
             return None

@@ -50,9 +50,9 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_events import (
     EffectsRequested,
     ExternalSends,

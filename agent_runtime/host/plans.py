@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.effects import Effects
+from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts

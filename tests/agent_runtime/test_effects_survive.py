@@ -9,7 +9,7 @@ from tests.agent_runtime.effect_world import World, find, lose, pay, pay_in_time
 import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.effects import Effects
+from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
 from snapline.agent_runtime.sagas import Saga
 

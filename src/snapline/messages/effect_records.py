@@ -1,6 +1,6 @@
 """Records of the topic `@effects`: a fleet's ledger of its external effects. No I/O.
 
-Each record is an output of the agent that owns the effect (`host/effects.py`). So it is released with its epoch, once and in order, and a
+Each record is an output of the agent that owns the effect (`host/host_effects.py`). So it is released with its epoch, once and in order, and a
 restore reverts it like any other output.
 """
 

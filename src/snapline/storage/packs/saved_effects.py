@@ -1,4 +1,4 @@
-"""Records of external effects in an agent's checkpoint (`agent_runtime/host/effects.py`)."""
+"""Records of external effects in an agent's checkpoint (`agent_runtime/host/host_effects.py`)."""
 
 import msgspec
 
