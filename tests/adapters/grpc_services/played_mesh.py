@@ -19,12 +19,13 @@ import msgspec
 from snapline.adapters.grpc.ledger import (
     CallAnswer,
     CallLedger,
+    CallStamp,
     DivergedCallError,
     HandlerExecution,
     LedgerImage,
     ServiceCall,
+    judge,
 )
-from snapline.adapters.grpc.stamps import CallStamp, judge
 
 SERVICES, TOKENS = 3, 12
 WAYS = ("take", "swap", "carry", "split", "relay")

@@ -8,7 +8,7 @@ import pytest
 
 import snapline
 from snapline.adapters.grpc import Member, ServiceAgent, ThreadedMember
-from snapline.adapters.grpc.stamps import CallStamp
+from snapline.adapters.grpc.ledger import CallStamp
 from snapline.errors import UsageError
 
 

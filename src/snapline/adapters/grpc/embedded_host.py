@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from snapline.adapters.grpc.handler_runs import RUN
 from snapline.adapters.grpc.held_messages import HeldFrames
+from snapline.adapters.grpc.ledger import RUN
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore

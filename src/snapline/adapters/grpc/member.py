@@ -20,13 +20,11 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.embedded_host import EmbeddedHost
-from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.ledger import LOST_ANSWER, CallAnswer, CallLedger, ServiceCall
+from snapline.adapters.grpc.ledger import LOST_ANSWER, RUN, CallAnswer, CallLedger, CallStamp, ServiceCall, judge
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
 from snapline.adapters.grpc.service_interfaces import FencedCall
-from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.host_events import ExternalSends

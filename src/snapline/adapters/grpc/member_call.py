@@ -13,9 +13,17 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.ledger import CallAnswer, HandlerExecution, ServiceCall
+from snapline.adapters.grpc.ledger import (
+    CALL_KEY,
+    AnswerStamp,
+    CallAnswer,
+    CallStamp,
+    HandlerExecution,
+    ServiceCall,
+    answer_stamp,
+    encode_stamp,
+)
 from snapline.adapters.grpc.service_interfaces import ChannelInterface, MemberInterface
-from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
 """Shortest and longest pause between two attempts, doubled each time; gRPC itself waits a second or more for a connection."""

@@ -10,8 +10,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.ledger import CallAnswer, HandlerExecution, ServiceCall
+from snapline.adapters.grpc.ledger import RUN, CallAnswer, HandlerExecution, ServiceCall
 from snapline.adapters.grpc.member_call import MemberCall, raise_fenced
 from snapline.adapters.grpc.service_interfaces import MemberInterface
 from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack

@@ -12,11 +12,21 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
-from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, HandlerExecution
+from snapline.adapters.grpc.ledger import (
+    ANSWER_KEY,
+    FAILED_PRECONDITION,
+    RUN,
+    AnswerStamp,
+    CallAnswer,
+    CallStamp,
+    DivergedCallError,
+    HandlerExecution,
+    HandlerRun,
+    call_stamp,
+    encode_stamp,
+)
 from snapline.adapters.grpc.member_call import CODES
 from snapline.adapters.grpc.service_interfaces import MemberInterface
-from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
 from snapline.adapters.grpc.streams import collected, listed, unpack
 
 log = logging.getLogger("snapline.grpc")

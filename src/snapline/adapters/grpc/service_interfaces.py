@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, ServiceCall
-from snapline.adapters.grpc.stamps import CallStamp
+from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, CallStamp, ServiceCall
 
 
 class FencedCall(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from snapline.adapters.grpc.ledger import ANSWER_KEY, CALL_KEY
 from snapline.adapters.grpc.member_call import CODES
-from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY
 from snapline.adapters.ray.actor_names import ActorNames
 
 Served = tuple[bytes, int, str, bytes]

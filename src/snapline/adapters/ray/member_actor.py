@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import msgspec
 
+from snapline.adapters.grpc.ledger import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.member_call import MemberCall
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
 from snapline.adapters.grpc.service_agent import ServiceAgent
-from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.ray.actor_channel import ActorChannel, Served
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
-from snapline.adapters.grpc.ledger import DivergedCallError
+from snapline.adapters.grpc.ledger import RUN, DivergedCallError, HandlerRun
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, FleetRef, MethodRun
 from snapline.adapters.ray.payloads import packed_state, unpacked
