@@ -40,8 +40,7 @@ from snapline.agent_runtime.turn_environment import (
 from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
-from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.packs.saved_effects import MadeEffect
+from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

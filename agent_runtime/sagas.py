@@ -27,8 +27,7 @@ from snapline.agent_runtime.encoding import message_decoder
 from snapline.agent_runtime.results import argument_digest, encode_argument, read_result
 from snapline.errors import DivergenceError, EffectFailedError, MessageTooLargeError, UsageError
 from snapline.messages.effect_records import readable
-from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.packs.saved_effects import MadeEffect
+from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 UNDO = b"\x05@undo"
 """Head of the message, before the effects: no type can have this name."""

@@ -14,8 +14,7 @@ from snapline.messages.views import VIEW_BYTES_MAX, AgentState, WaitingAgent
 from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field
 from snapline.storage.capture.saved_values import read_state
-from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
-from snapline.storage.packs.saved_effects import OpenEffect
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, OpenEffect
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 

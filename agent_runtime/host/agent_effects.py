@@ -10,8 +10,7 @@ from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, Effec
 from snapline.messages.effect_records import UNDO, effect_undone_by, undo_key
 from snapline.storage.ages import ages_ns
 from snapline.storage.log.record import EFFECT
-from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
+from snapline.storage.packs.checkpoint import JournalEntry, KnownEffect, MadeEffect, OpenEffect, SavedEffects
 
 KEYS_KEPT = 1000
 """Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, without results."""

@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages.agent_commands import TARGET_GONE, UNDO, EffectRetry
 from snapline.messages.effect_records import effect_undone_by
-from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
+from snapline.storage.packs.checkpoint import KnownEffect, MadeEffect
 
 _FINISHED = b""
 """Answer to a command that has already been fulfilled."""

@@ -6,10 +6,11 @@ The waiting turn takes one resolution (`durable_turns.py`). Later resolutions ha
 from itertools import islice
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.messages import inputs as input_messages
 from snapline.messages.agent_commands import EffectResolution, is_effect_resolution, read_effect_resolution
-from snapline.messages.inputs import REFUSED, RETRY, InputOutcome
+from snapline.messages.inputs import REFUSED, InputOutcome
 from snapline.storage.log.record import LoggedInput
-from snapline.storage.packs.saved_effects import OpenEffect
+from snapline.storage.packs.checkpoint import OpenEffect
 
 
 def find_resolution(agent: LocalAgent, seen: int) -> int | None:
@@ -35,7 +36,7 @@ def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | N
     if effects.needs_people:
         return None
     if effects.is_in_doubt and not turn.is_live and not turn.problem:
-        return InputOutcome(RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
+        return InputOutcome(input_messages.RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
     return InputOutcome(
         REFUSED,
         reason=f"effect {command.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",

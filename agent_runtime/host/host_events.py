@@ -40,7 +40,9 @@ from snapline.storage.packs.checkpoint import (
     DeadLetterRecord,
     InTransitMessage,
     JournalEntry,
+    OpenEffect,
     ParkedMessage,
+    SavedEffects,
     SavedInputs,
     SavedOutputs,
     SavedTimer,
@@ -48,7 +50,6 @@ from snapline.storage.packs.checkpoint import (
     SpawnRequest,
     StashedMessage,
 )
-from snapline.storage.packs.saved_effects import OpenEffect, SavedEffects
 
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""

@@ -18,7 +18,7 @@ from snapline.agent_runtime.sagas import UNDO_NAME, do_nothing, not_undone, read
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError
 from snapline.messages.payloads import split_message
-from snapline.storage.packs.saved_effects import MadeEffect
+from snapline.storage.packs.checkpoint import MadeEffect
 
 
 class WaitingTurn:

@@ -20,8 +20,7 @@ from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHist
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
 from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
-from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.packs.saved_effects import OpenEffect
+from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 
 class MarkHandler(Protocol):

@@ -14,8 +14,7 @@ import msgspec
 from snapline.agent_runtime.durable import REFUSED
 from snapline.agent_runtime.sagas import UNDO
 from snapline.storage.log.record import EFFECT
-from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedTurn
-from snapline.storage.packs.saved_effects import SavedEffects
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
 
 REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it is its parent's, whatever came of it, and not done here"
 

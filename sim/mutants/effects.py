@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.sagas import Saga
 from snapline.sim.world.product_patches import Patch
-from snapline.storage.packs.saved_effects import SavedEffects
+from snapline.storage.packs.checkpoint import SavedEffects
 
 
 def before_its_release() -> list[Patch]:

@@ -28,13 +28,15 @@ from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import (
     BootClock,
     DeadLetterRecord,
+    MadeEffect,
+    OpenEffect,
     ParkedMessage,
+    SavedEffects,
     SavedTimer,
     SavedTurn,
     SpawnRequest,
 )
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.packs.saved_effects import MadeEffect, OpenEffect, SavedEffects
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

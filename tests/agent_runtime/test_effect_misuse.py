@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.host_events import RunEffect, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.sagas import load_undo, reference_of, undo_payload
 from snapline.errors import UsageError
-from snapline.storage.packs.saved_effects import MadeEffect
+from snapline.storage.packs.checkpoint import MadeEffect
 
 
 class Go(snapline.Message):

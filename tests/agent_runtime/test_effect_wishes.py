@@ -35,8 +35,7 @@ from snapline.messages.agent_commands import (
     parse_effect_key,
     read_effect_request,
 )
-from snapline.storage.packs.checkpoint import AgentCheckpoint
-from snapline.storage.packs.saved_effects import KnownEffect
+from snapline.storage.packs.checkpoint import AgentCheckpoint, KnownEffect
 
 BACK = intent(undo="m:undo", undo_arguments=[b"\x07"])
 """It can be undone."""

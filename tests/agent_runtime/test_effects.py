@@ -17,8 +17,13 @@ from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message
-from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint, encode_checkpoint
-from snapline.storage.packs.saved_effects import SavedEffects
+from snapline.storage.packs.checkpoint import (
+    AgentCheckpoint,
+    JournalEntry,
+    SavedEffects,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 
 SEED = bytes(16)
 GO = b"\x02Go\x01"

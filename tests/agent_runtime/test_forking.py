@@ -37,12 +37,15 @@ from snapline.storage.packs.checkpoint import (
     DeadLetterRecord,
     InTransitMessage,
     JournalEntry,
+    KnownEffect,
+    MadeEffect,
+    OpenEffect,
+    SavedEffects,
     SavedInputs,
     SavedTurn,
     StashedMessage,
     encode_checkpoint,
 )
-from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line, chunk_place
 from snapline.storage.store.store import Store

@@ -15,7 +15,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.sagas import ARGUMENTS_BYTES_MAX, undo_payload
-from snapline.storage.packs.saved_effects import MadeEffect
+from snapline.storage.packs.checkpoint import MadeEffect
 
 
 class Go(snapline.Message):
