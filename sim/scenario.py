@@ -348,7 +348,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """One situation to run. `budget`: "beyond" checks only safety. `limits`: limits of the product, by name (`limits.py`)."""
+    """One situation to run. `budget`: "beyond" checks only safety. `limits`: limits of the product, by name (`product_patches.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"

@@ -35,10 +35,9 @@ The caller's duties:
 Not covered: channels opened later, and agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers them.
 This core is the reference: it is explored, scripted, and compared with published executions.
 
-Model of the published algorithm with markers only, over `chandy_lamport`.
-
-Channels form a full mesh. A message is handed to the core and consumed in one step. An agent sends its markers in the step in
-which it records. Any agent may be the first to receive an epoch's announcement. Agents report complete records at once.
+`PlainModel` is the explorer's model of a fleet under this algorithm. Channels form a full mesh. A message is handed to the core and
+consumed in one step. An agent sends its markers in the step in which it records. Any agent may be the first to receive an
+epoch's announcement. Agents report complete records at once.
 """
 
 from collections.abc import Iterable, Iterator

@@ -2,6 +2,10 @@
 
 Theory of operation
 -------------------
+An agent's *books* are its application's state, independent of the protocol: the number of messages sent to each receiver, and the
+identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a
+rollback, so the books are compared right at the recovery, before a new message can have an old number.
+
 A *column* holds one agent's books at each of its checkpoints and, as the last entry, its current books. Two entries of two
 columns are *consistent* if neither has consumed a message that the other has not sent. A cut is consistent iff its entries
 are pairwise consistent. So one table of bits describes two agents, and one table for each pair describes a fleet. Tables are
@@ -13,14 +17,6 @@ either direction, some consistent cut holds both. If no checkpoint is useless, t
 twin": a Z-path without a twin, in either direction, would exclude the two entries from all cuts, and a causal path against a
 Z-path would close a Z-cycle. Causal paths come from true vector clocks, which books and messages carry if the protocol
 promises RDT.
-
-The explorer's own books: which messages each agent sent and consumed, independent of the protocol.
-
-Theory of operation
--------------------
-An agent's books are its application's state: the number of messages sent to each receiver, and the identities of the messages
-consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a rollback, so the books are
-compared right at the recovery, before a new message can have an old number.
 """
 
 import functools

@@ -14,12 +14,11 @@ Checks, using the books:
 - In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
 - At the end of every run: each epoch begun has one outcome, and nothing waits (G4, G10).
 
-Model of the Chandy-Lamport protocol that fleets run, with epochs as stamps, over `protocols.epoch_stamped`.
-
-A message is consumed on arrival, unless the agent owes a record; then it waits in the mailbox, as duty 1 requires. (A waiting
-message that a turn could have consumed is equivalent to one still in its channel.) Recording, sending markers, every report
-and every turn of a waiting message are separate steps, so other steps may come in between: later messages overtake a marker,
-messages of the coordinator are late, reports are outdated.
+`StampedModel` models the protocol that fleets run, with epochs as stamps, over `protocols.epoch_stamped`. A message is consumed on
+arrival, unless the agent owes a record; then it waits in the mailbox, as duty 1 requires. (A waiting message that a turn could
+have consumed is equivalent to one still in its channel.) Recording, sending markers, every report and every turn of a waiting
+message are separate steps, so other steps may come in between: later messages overtake a marker, messages of the coordinator
+are late, reports are outdated. `chandy_lamport.PlainModel` models the plain algorithm.
 """
 
 from abc import abstractmethod

@@ -1,6 +1,7 @@
 """Exploration of every run of a small fleet, for one protocol at a time (`explore`).
 
-The modules `stamped`, `plain`, `rounds` and `induced` define the steps of a fleet; `search` defines the search. Within the
+The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define the steps of a fleet; `state_search` defines the
+search. Within the
 bounds, the search covers every order of sends, deliveries, records, decisions and crashes, over the production cores. Each
 model documents which actions it joins into one step, and why that loses no behaviour.
 

@@ -6,7 +6,7 @@ An agent receives a message and runs its turn in one step; a message that it can
 loses no behaviour: a message in a mailbox that no turn may consume is equivalent to one in transit.) A checkpoint saves the
 core's image, the books and the log, and is durable at once.
 
-A crash hits one agent. The recovery is one step. The product's code computes the recovery line (`recoveries`). Agents with a
+A crash hits one agent. The recovery is one step. The product's code computes the recovery line (`Recoveries`). Agents with a
 checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's log with
 the messages that its receiver lacks. Messages in transit before the crash are dropped, as everything of an older incarnation.
 
@@ -15,25 +15,18 @@ this also finds every orphan. No other check of the books is needed: agents send
 produce any books that pass. Checks in every state that a crash may follow: the product's recovery lines (G5) and the
 checkpoints that it calls obsolete (G7), against all cuts.
 
-Checks of the product's recovery code against all cuts, in every state in which an agent could crash.
+Recovery code (`Recoveries`): `recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns; recoveries
+use its result. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as long. Of
+all sets of columns that differ only in the agents' names, it is called for the first one. G7: the checkpoints on the recovery line
+of any single failure, computed from all cuts, are needed, and none of them may be called obsolete. The theorem of
+`recovery.garbage`, that later lines need no other checkpoints, is not checked here.
 
-`recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns; recoveries use its result.
-`recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as long. Of all sets
-of columns that differ only in the agents' names, it is called for the first one.
-
-G7: the checkpoints on the recovery line of any single failure, computed from all cuts, are needed, and none of them may be
-called obsolete. The theorem of `recovery.garbage`, that later lines need no other checkpoints, is not checked here.
-
-Model of fleets with uncoordinated or communication-induced checkpoints, over the real rules.
-
-At any moment an agent may take a basic checkpoint or send, both a bounded number of times. It may also consume the first
-message of any channel; before that, its rule may force a checkpoint. Any agent may crash in any state; `logged` defines the
-recovery.
-
-Checks in every state, in addition to those of `logged`: no checkpoint is useless if the protocol is communication-induced, and
-every dependency is tracked if it promises RDT (G6). This holds after a crash too. (A forced checkpoint survives the undone
-message that forced it. So after a crash, rules may be in a state that no run without a crash reaches; their promises must
-still hold.)
+`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, over the real rules. At any moment an agent may
+take a basic checkpoint or send, both a bounded number of times. It may also consume the first message of any channel; before that,
+its rule may force a checkpoint. Any agent may crash in any state. Further checks in every state: no checkpoint is useless if the
+protocol is communication-induced, and every dependency is tracked if it promises RDT (G6). This holds after a crash too. (A
+forced checkpoint survives the undone message that forced it. So after a crash, rules may be in a state that no run without a
+crash reaches; their promises must still hold.)
 """
 
 import itertools

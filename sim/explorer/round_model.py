@@ -4,10 +4,10 @@ While no round is open, the coordinator may begin one with any single agent as i
 Requests, answers and decisions travel in queues of their own, so any step may come in between. An open round may time out at
 any moment. A requested agent may refuse, or fail to store its checkpoint. A blocked agent neither sends nor consumes.
 
-Any agent may crash in any state; `logged` defines the recovery. Before it, as the protocol's duties require, the open round is
+Any agent may crash in any state; `logged_model` defines the recovery. Before it, as the protocol's duties require, the open round is
 aborted and the survivors receive all decisions.
 
-Checks, in addition to those of `logged`: in every state, the latest permanent checkpoints committed by the coordinator are a
+Checks, in addition to those of `logged_model`: in every state, the latest permanent checkpoints committed by the coordinator are a
 consistent cut (G1). An agent that receives a decision carries it out (G4).
 """
 

@@ -18,9 +18,8 @@ counts as a step. Hence no shorter path leads to any fault than the one found fi
 The search cannot find a run that never ends, but there is none. In all models, every step uses something up (a send, an item
 in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with a fleet at rest.
 
-Interning of large values as small numbers: equal values get one number, so a global state is a short tuple of integers.
-
-Bounds of an explored fleet.
+`Interner` numbers large values: equal values get one number, so a global state is a short tuple of integers. `Bounds` limits the
+explored fleet.
 """
 
 from abc import abstractmethod

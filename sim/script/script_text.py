@@ -1,4 +1,4 @@
-"""Text format of a scenario script: blocks of commands, `----`, and the trace that they produce.
+"""Text of a scenario script: blocks of commands, `----`, and the trace that they produce.
 
     # Comment.
     fleet a b
@@ -9,14 +9,13 @@
     b: Deliver(m1)
 
 A line that starts with `#` is a comment; blank lines are separators. The trace ends at the first blank line. The next block
-continues with the same fleet, unless it makes a new one. A command is a verb, words, and options of the form `name=value`.
-Rewriting changes only traces: everything up to and including `----` is kept. A block without `----` gets one.
+continues with the same fleet, unless it makes a new one. Rewriting changes only traces: everything up to and including `----`
+is kept. A block without `----` gets one.
 
-Commands of a scripted fleet: verbs, with a usage text that also defines the form of a command.
+A command is a verb, words, and options of the form `name=value`. The usage text of a verb also defines the form of its commands.
 
-Trace format of core commands and of the host's actions: `Name(value, name=value)`.
-
-Core commands are written with all their fields. A piggyback is decoded by its protocol, with agents by name.
+A line of a trace is a command of a core or an action of the host: `Name(value, name=value)`. Core commands are written with all
+their fields. A piggyback is decoded by its protocol, with agents by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence

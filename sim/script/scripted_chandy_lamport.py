@@ -1,15 +1,14 @@
-"""Scripts of chandy-lamport as in production: epoch stamps, markers that close channels early, and a coordinator.
+"""Scripts of Chandy-Lamport fleets: as in production, and the plain algorithm. Both produce cuts.
 
-Duties: `protocols/epoch_stamped.py`. An agent owes a record for each epoch named by an announcement, a marker
-or a stamp; the host records it between turns. The coordinator of a script begins epochs, collects reports, and ends an epoch
-when its coverage is whole. The end of an epoch reaches all agents at once; other messages of the coordinator need a command.
+*As in production* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early, and a
+coordinator. An agent owes a record for each epoch named by an announcement, a marker or a stamp; the host records it between
+turns. The coordinator of a script begins epochs, collects reports, and ends an epoch when its coverage is whole. The end of an
+epoch reaches all agents at once; other messages of the coordinator need a command.
 
-Common part of protocols that produce cuts: complete cuts, and their comparison with the ground truth.
+*Plain* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels, markers only. A message counts as
+received when the core has handled it, so there is no mailbox: `deliver` is both the arrival and the turn.
 
-Scripts of plain Chandy-Lamport: fixed FIFO channels, markers only.
-
-Duties: `sim/explorer/chandy_lamport.py`. A message counts as received when the core has handled it, so there is no mailbox:
-`deliver` is both the arrival and the turn.
+`ScriptedCuts` keeps the complete cuts and compares them with the ground truth.
 """
 
 from collections.abc import Callable, Sequence

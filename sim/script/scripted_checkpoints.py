@@ -1,14 +1,11 @@
-"""Scripts of koo-toueg fleets: the agents' cores and the coordinator's round.
+"""Scripts of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible.
 
-Duties: `protocols/koo_toueg.py`. Requests, answers and decisions are delivered at once, except that an
-agent answers between its turns: a request to a busy agent waits for its `end`. A blocked agent takes no turn, and its sends
-are parked until the decision.
+*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`): the agents' cores and the coordinator's round. Requests, answers
+and decisions are delivered at once, except that an agent answers between its turns: a request to a busy agent waits for its
+`end`. A blocked agent takes no turn, and its sends are parked until the decision.
 
-Common part of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible.
-
-Scripts of fleets with autonomous checkpoints: uncoordinated, and with each communication-induced rule.
-
-Duties: `protocols/rule.py`. Steps of a message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
+*Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`): uncoordinated, and with each communication-induced rule.
+Steps of a message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
 """
 
 from collections import deque

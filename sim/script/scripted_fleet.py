@@ -7,14 +7,9 @@ carries out the duties of each core in order, and writes its own actions and eve
 A `ProtocolError` of a core is part of the trace, because a script may show how a broken network is detected. Any other error
 in a command is a `UsageError` that names the line.
 
-State of a scripted agent, and markers in channels.
-
-Interface of a protocol to the host of a script: its cores, its commands, and hooks that do nothing by default.
-
-Ground truth of a script: a record of the agents' actions, independent of the protocol.
-
-Every send, consumption, checkpoint and recovery is one line of a trace that `recovery.trace` reads. So `recovery` computes
-recovery lines, orphans and messages in transit, and a protocol's cuts can be compared with them.
+The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint
+and recovery is one line of a trace that `recovery.trace` reads. So `recovery` computes recovery lines, orphans and messages in
+transit, and a protocol's cuts can be compared with them.
 """
 
 from abc import ABC, abstractmethod

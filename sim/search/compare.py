@@ -2,16 +2,14 @@
 
 A cell is one combination. Every cell runs the same seeds, so fleets, delays by key and failure times are the same. Hosts
 crash at random with a constant rate (exponential distances, drawn from the seed alone) and restart soon. Cells are compared
-seed by seed (`statistics.paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not
+seed by seed (`paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not
 pass in a cell has no values there; a difference uses the seeds that passed in both cells.
 
 `overhead` is the relative increase in virtual time over a *bare* run, which has no checkpoints and no failures. It includes
 pauses, piggybacks, lost work and recoveries. Without failures it is the price of checkpoints alone.
 
-Statistics of a metric over a few runs: mean, percentiles and confidence intervals.
-
-Model: the runs of a sweep are independent and identically distributed, because their seeds are. There are two kinds of 95 %
-confidence intervals:
+Statistics of a metric over a few runs have this model: the runs of a sweep are independent and identically distributed,
+because their seeds are. There are two kinds of 95 % confidence intervals:
 
 - Student's, for one mean: mean ± t(n - 1) · s / √n. It is exact for normal values, and good for others from about thirty
   runs on.

@@ -1,14 +1,13 @@
-"""Views of a comparison: a table for a terminal, and a figure.
+"""Report of a comparison: a table for a terminal, a figure, and the advice on a protocol and an interval.
 
 The figure has one panel per pattern and failure rate, with one group of bars per interval and one bar per protocol. A
 whisker shows the mean's 95 % confidence interval. A number under each bar identifies the protocol, in addition to the
 colour. The same comparison gives the same bytes; there is no script.
 
-Choice of a protocol and an interval from measured cells, with the confidence in words.
-
-The expected hourly cost and the choice among equal protocols come from `protocols/advice.py`. If runs report lost turns, the
-loss is the time of these turns at the bare pace plus the time in recoveries. Otherwise it is the extra duration of the same
-work with failures, seed by seed, divided by the number of failures.
+The advice chooses from measured cells, and states its confidence in words. The expected hourly cost and the choice among equal
+protocols come from `protocols/advice.py`. If runs report lost turns, the loss is the time of these turns at the bare pace plus
+the time in recoveries. Otherwise it is the extra duration of the same work with failures, seed by seed, divided by the number
+of failures.
 
 The protocol with the lowest cost at its best measured interval wins. If others cannot be distinguished from it, the simplest
 of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).

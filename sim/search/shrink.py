@@ -8,7 +8,7 @@ needs no knowledge of the bug, and every kept state was seen to fail.
 
 1. Benign choices: all choices benign, or all but those of one stream. If that loses the bug, the same with other speeds of
    messages and checkpoints. Most bugs show up here, and then the later steps are quick, because few choices are left.
-2. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's index in the list. They are
+2. Faults, by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the list. They are
    renumbered with it, so that removing a fault does not change the draws of the others.
 3. The fleet: agents, messages, payload, hosts and coordinators, smallest values first, then by bisection. Few messages may
    all be handled before the first checkpoint or fault, so they are also tried with proportionally earlier checkpoints and
@@ -29,9 +29,8 @@ otherwise run to its end, which takes a hundred times as long.
 
 The size of a state is the number of its non-benign choices, faults and consumed messages.
 
-Delta debugging: leave out as much of a list as possible while a test still fails.
-
-The algorithm `ddmin` is Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input", 2002):
+Delta debugging (`ddmin`) is Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input", 2002). It leaves out as
+much of a list as possible while a test still fails:
 
 1. Split the list into n parts.
 2. If one part alone fails, continue with it.
@@ -40,21 +39,15 @@ The algorithm `ddmin` is Zeller and Hildebrandt's ("Simplifying and isolating fa
 
 The result is *1-minimal*: leaving out any single item makes the test pass. A smaller failing list may exist. The number of
 tests is a small multiple of log₂ of the length for a single culprit, and at most quadratic if nothing can be left out.
+Departure: a failing test may report that it never used some of the items. Those are left out at once. `lowest` does the same
+for a number: it finds a smaller one that still fails. Times change in whole milliseconds.
 
-`lowest` does the same for a number: it finds a smaller one that still fails.
+`render` makes the files of a shrunk bug for the developer who fixes it:
 
-Departure: a failing test may report that it never used some of the items. Those are left out at once.
-
-Reduced scenarios, and choices limited to some streams, for the shrinker (`shrink.py`).
-
-Times change in whole milliseconds.
-
-Files of a shrunk bug for the developer who fixes it: the scenario, a failing test, and the steps of shrinking.
-
-<name>.toml        the scenario, for `snapline sim run`
-choices.json       the choices that are not benign, for `snapline sim replay`
-test_<name>.py     fails while the bug exists; keep it as a regression test
-steps.txt          removed parts and remaining ones: faults, choices, entries of the journal
+    <name>.toml        the scenario, for `snapline sim run`
+    choices.json       the choices that are not benign, for `snapline sim replay`
+    test_<name>.py     fails while the bug exists; keep it as a regression test
+    steps.txt          removed parts and remaining ones: faults, choices, entries of the journal
 """
 
 import re

@@ -6,8 +6,8 @@ of magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA
 knobs). In some of the runs, every failpoint is active with probability ¼, as in FoundationDB.
 
 Uniform conditions hide bugs that depend on differences. So delay and loss may affect one pair or one direction, in some runs
-permanently. In half of the runs of the product's own patterns, some limits are small (`limits.py`), so that small fleets reach
-limits that only large fleets reach otherwise. `generated.py` counts which of these parts scenarios have.
+permanently. In half of the runs of the product's own patterns, some limits are small (`product_patches.py`), so that small fleets reach
+limits that only large fleets reach otherwise. `sweep.py` counts which of these parts scenarios have.
 
 If the template requires it, drawn faults stay within the fault budget: a fault that would exceed it is left out. Faults and
 network that the template defines are kept. In that case hosts and coordinators are kept too, since faults name them.

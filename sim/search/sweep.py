@@ -1,4 +1,4 @@
-"""Sweep over many seeds of one scenario: failures, probes never reached, and metrics.
+"""Sweep over many seeds of one scenario: failures, probes never reached, metrics, and the parts that the swarm drew.
 
 Runs are independent, so a pool of processes (`pool.py`) performs them and returns the results in any order. The summary does
 not depend on that order, because it holds only counts, smallest seeds and values of sorted lists. So any number of processes
@@ -8,8 +8,7 @@ One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter w
 does, and must give the same trace. A difference counts as a broken harness, because results of a nondeterministic simulator
 cannot be trusted.
 
-Parts of a scenario that a swarm may draw. A sweep reports which of them its runs had and which none had.
-
+`CATALOGUE` lists the parts of a scenario that a swarm may draw. A sweep reports which of them its runs had and which none had.
 A drawn fault may hit nothing, and a limit may never be reached; the probes show what actually happened in runs.
 """
 
@@ -191,7 +190,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
         findings: findings, the worst verdict and the most frequent first.
         probes: name → hits in all runs.
         never_hit: names of the catalogue that no run hit.
-        drawn: group → name → number of runs that had it (`generated.py`); for templates with `swarm` only.
+        drawn: group → name → number of runs that had it (`CATALOGUE`); for templates with `swarm` only.
         never_drawn: group → names that no run had.
         metrics: name → summary over the runs that passed.
         checked: number of seeds that were run twice.

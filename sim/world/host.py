@@ -1,10 +1,8 @@
 """A simulated host: the production driver, core, turns and agents in virtual time.
 
 A run of a host is one `SimHost`; a crash ends it, and the next start makes another one. Calls scheduled for an ended run are
-dropped. A paused run holds its calls until it resumes. Blocking work happens at one instant at its end; failpoints crash it in
-the middle.
-
-Work of a simulated host outside its event loop.
+dropped. A paused run holds its calls until it resumes. Blocking work outside the event loop (`Workers`) happens at one instant
+at its end; failpoints crash it in the middle.
 """
 
 from collections import deque

@@ -1,8 +1,7 @@
-"""A simulated host's links: streams to other hosts, redialled like those of `channels/grpc_link.py`.
+"""Streams of a simulated host: links to other hosts, and the session with the coordinator.
 
-A simulated host's stream to the coordinator, redialled like that of `agent_runtime/host/session.py`.
-
-Interface of one run of a host to its links, its session and its turns.
+Both redial like their counterparts in production: links like `channels/grpc_link.py`, the session like `agent_runtime/host/session.py`.
+They know one run of a host by the interface `HostRun`.
 """
 
 from collections.abc import Callable, Hashable, Mapping

@@ -1,11 +1,9 @@
-"""Virtual time: one heap of calls, whose order alone determines a run.
+"""Virtual time: one heap of calls, whose order alone determines a run; wall clocks of nodes; and waits of handlers.
 
 A call is `(t_ns, number, function, argument)`. The number breaks ties in the order of scheduling, so that functions and
 arguments are never compared.
 
-Wall clocks of nodes, which may be wrong.
-
-Waits of handlers and stubs in virtual time.
+A node's wall clock (`Clocks`) may be wrong. Handlers and stubs that wait (`Wait`) resume at an event of the heap.
 """
 
 import asyncio

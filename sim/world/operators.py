@@ -1,31 +1,25 @@
-"""Operator of a simulated fleet: retries some dead letters and drops others. For effects that need an operator's decision, it checks the service and
-resolves them.
+"""Operators of a simulated fleet, and a reader of its outputs.
 
-The operator has one open request with one or two commands for one agent. The request and its answer may be lost, duplicated or late; then the
-operator repeats it with the same keys, or gives up. Since it waits before it acts, it may also name a dead letter that is settled or rolled back. The
-answers are reported to the oracle (`oracles/dead_letters.py`).
+`SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, it checks the service and resolves them. It
+has one open request with one or two commands for one agent. The request and its answer may be lost, duplicated or late; then the operator repeats it
+with the same keys, or gives up. Since it waits before it acts, it may also name a dead letter that is settled or rolled back. The answers are
+reported to the oracle (`oracles/dead_letters.py`).
 
-Operator that drains hosts, resumes them and rebalances agents at drawn times.
+`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request goes once to the present leader; the next leader knows
+only the marks in the log. When the faults are over, the operator removes all marks, so that agents have hosts to go to.
 
-Each request goes once to the present leader; the next leader knows only the marks in the log. When the faults are over, the operator removes all
-marks, so that agents have hosts to go to.
+`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the present leader through the product's
+service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; the same token identifies the same restore. When
+the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused: then it restores the newest epoch.
 
-Operator that sometimes restores the fleet to a kept epoch, with or without its inputs.
-
-Requests go to the present leader through the product's service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; the
-same token identifies the same restore. When the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused:
-then the operator restores the newest epoch.
-
-Reader of all outputs of a simulated fleet, with a cursor.
-
-Sometimes the reader crashes and resumes from a saved cursor. Its outputs at the end are compared with the files.
+`SimReader` reads all outputs with a cursor. Sometimes it crashes and resumes from a saved cursor. Its outputs at the end are compared with the files.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.dead_letters import identity_of
+from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.sagas import UNDO
 from snapline.coordinator.leader import events as le

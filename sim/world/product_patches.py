@@ -1,19 +1,13 @@
-"""Limits of the product that a run may lower, so that small fleets reach them.
+"""Attributes of the product that are replaced for one run: lowered limits, and a cache of decoded manifests.
 
-The product bounds every queue, window and pack by a constant for large fleets and long runs. Simulated fleets would never
+*Limits.* The product bounds every queue, window and pack by a constant for large fleets and long runs. Simulated fleets would never
 reach most of these limits, although bugs often hide there. So a scenario may set them (`limits`), for its run and all its
-nodes; FoundationDB calls such limits knobs.
+nodes; FoundationDB calls such limits knobs. All guarantees hold for every value in `drawn`. The values respect the conditions
+between limits: a window fits a frame, and a frame fits a part of a message.
 
-All guarantees hold for every value in `drawn`. The values respect the conditions between limits: a window fits a frame, and a
-frame fits a part of a message.
-
-Temporary replacement of the product's attributes for one run.
-
-Cache of decoded manifests, which a run reads repeatedly.
-
-Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a small fleet.
-Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache has no effect but the saved time. Damaged
-bytes have another key, and errors are not cached.
+*Manifests.* Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a small
+fleet. Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache has no effect but the saved time.
+Damaged bytes have another key, and errors are not cached.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Recording of a run for diagrams, reports and exports: its events with their times. Made only on request.
 
 Events are those of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. A recording also has epochs, hosts and
-orphans, which traces do not have.
-
-Recording of a run from the hosts' traces: the same events as of `snapline run --trace`, in one global order.
+orphans, which traces do not have. It is made from the hosts' traces (`SharedTrace`): the same events as of `snapline run --trace`,
+in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping

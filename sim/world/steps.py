@@ -1,17 +1,15 @@
-"""Driver of handlers that wait: they may await only `ctx.step`.
+"""Driver of handlers that wait, with the stubs that replace outside services. Handlers may await only `ctx.step`.
 
-A step calls its stub if the fleet has stubs (`stubs.py`). Otherwise the step's function runs at one instant of virtual time, in the thread of the
+A step calls its stub if the fleet has stubs. Otherwise the step's function runs at one instant of virtual time, in the thread of the
 simulation. The duration in virtual time is drawn.
 
-Stubs: replacements in the simulator for the functions of a fleet's steps (`Fleet(simulate=…)`).
-
-A stub represents an outside service, which survives crashes of hosts. A call consists of a request in transit, the stub, and an answer in
-transit. A request that has left arrives even if its host crashes or its step gives up. The transit times are drawn. With the scenario's
-`steps`, answers may also be late, lost or errors, whether or not the stub was called.
+A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). It represents an outside service, which survives crashes of hosts.
+A call consists of a request in transit, the stub, and an answer in transit. A request that has left arrives even if its host crashes or its step
+gives up. The transit times are drawn. With the scenario's `steps`, answers may also be late, lost or errors, whether or not the stub was called.
 
 A stub whose `assert` fails has detected a violation. Any other exception of a stub is the service's answer.
 
-Time, randomness and outside calls for the handlers of one simulated host.
+`SimOutside` gives the handlers of one host their time, randomness and outside calls.
 """
 
 import contextlib

@@ -4,16 +4,15 @@ All decisions are made by the product's code. This package simulates its environ
 (`world_state.py`):
 
 - hosts that crash and restart (`hosts.py`, `host.py`),
-- links and streams that break (`network.py`, `links.py`, `session.py`),
+- links and streams that break (`network.py`, `host_streams.py`),
 - replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
 `executor.py` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge; the parts judge nothing.
+`PendingWork` computes the fleet's remaining work, whether the fleet is idle, and the agents that cannot continue.
 
 Limits, also in the user documentation: Raft is simulated at the interface of its log. Blocking store calls happen at one
 instant, and are interrupted only at failpoints. All hosts share one store, as in production.
-
-State of a simulated fleet: its remaining work, whether it is idle, and the agents that cannot continue.
 """
 
 import errno

@@ -1,26 +1,20 @@
-"""Observer of hosts, the coordinator and its log: reports to the judge, the recording and the counters.
+"""Observers of a simulated world: report hosts, coordinators, the log and the store to the judge, the recording and the counters.
 
-Oracle of host logs, read directly from the disk: they must back the hosts' answers to clients, and keep the inputs that are needed.
+`LogObserver` follows the commits of the coordinator's log. `StoreObserver` reads the store directly, and reports written and deleted data.
+`SnapshotRequests` makes an operator's snapshot requests, and checks the answers.
 
-*Receipts.* When a host reports that an input is accepted, now or before, the input is in a batch that no power cut can lose. Otherwise the newest
-complete epoch holds its effect, and the batch may be gone.
+`HostLogOracle` reads host logs directly from the disk. They must back the hosts' answers to clients, and keep the inputs that are needed:
 
-*Final answers.* When a host gives a final answer, the newest complete epoch holds the answering turn.
-
-*Deletions.* The fleet can be restored to any kept epoch. So a batch is deleted only when the oldest kept epoch holds the effects of its inputs.
+- *Receipts.* When a host reports that an input is accepted, now or before, the input is in a batch that no power cut can lose. Otherwise the
+  newest complete epoch holds its effect, and the batch may be gone.
+- *Final answers.* When a host gives a final answer, the newest complete epoch holds the answering turn.
+- *Deletions.* The fleet can be restored to any kept epoch. So a batch is deleted only when the oldest kept epoch holds the effects of its inputs.
 
 Inputs are identified by their bytes, which are unique. The oracle uses no numbers, keys or file names of the product.
 
-Observer of the coordinator's log: reports its commits to the judge, the recording and the counters.
-
-Snapshots that an operator requests, and checks of the answers.
-
-Observer of the store: reads it directly, and reports written and deleted data to the judge.
-
-Reader of checkpoint packs on the virtual disk, for the judge; written independently from `docs/snapshot-format.md`.
-
-The judge compares the checkpoints in a pack with the captured images. So it needs the bytes, but not the product's checks. A
-damaged pack is not judged here, since its users must detect the damage (G11).
+The reader of checkpoint packs is written independently of the product, from `docs/snapshot-format.md`. The judge compares the checkpoints in a pack
+with the captured images. So it needs the bytes, but not the product's checks. A damaged pack is not judged here, since its users must detect the
+damage (G11).
 """
 
 import contextlib

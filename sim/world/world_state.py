@@ -1,14 +1,10 @@
-"""Shared parts of a simulated world: time, choices, disks, the network and the observers.
+"""Shared parts of a simulated world: time, choices, stores, failpoints, the network, counters and the observers.
 
-Counters of a run.
-
-Outputs of simulated agents: a turn of any agent may emit, regardless of its pattern.
-
-The emitting turns are drawn from a separate stream, and every output has unique bytes.
-
-Failpoints: named points of the code, and the actions armed there.
-
-The store of a simulated fleet: a view for each node, the duration of calls, and a reader without faults.
+- `Stores`: a view of the disk for each node, the duration of calls, and a reader without faults.
+- `Points`: failpoints, which are named points of the code with the actions armed there.
+- `OutputInjector`: outputs of simulated agents. A turn of any agent may emit, regardless of its pattern. The emitting turns are drawn from a
+  separate stream, and every output has unique bytes.
+- `RunCounters`: counters of the run.
 """
 
 import traceback
