@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.host.host_events import AgentView, TurnView
+from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
 from snapline.messages.documents import Rows, document
 from snapline.messages.payloads import describe_payload

@@ -11,8 +11,8 @@ records that. So their numbers are not used again, and a client that repeats the
 agent that never existed. If that epoch is condemned later, inputs of such an agent wait here until it is created again.
 """
 
-from snapline.agent_runtime.host import dead_letters, effect_resolutions
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_log import OwnLog
@@ -138,7 +138,7 @@ class Inputs:
             is_awaited
             or has_open
             or has_put_off
-            or any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters)
+            or any(host_operator_commands.is_from_outside(letter) for letter in agent.dead_letters)
         )
 
     # ---- admission----------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Inputs:
         if not offered.is_operator_command and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
         if agent.is_leaving and (
-            agent.is_retiring or not (offered.is_operator_command and dead_letters.is_drop(offered.payload))
+            agent.is_retiring or not (offered.is_operator_command and host_operator_commands.is_drop(offered.payload))
         ):
             only = (
                 ": a dead letter of it can only be dropped"
@@ -290,8 +290,8 @@ class Inputs:
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     if is_effect_resolution(payload):
-        return effect_resolutions.refusal_of_resolution(agent, payload)
-    refusal = dead_letters.refusal_of(agent, payload)
+        return host_operator_commands.refusal_of_resolution(agent, payload)
+    refusal = host_operator_commands.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None
 
 

@@ -10,7 +10,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.dead_letters import identity_of
+from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

@@ -1,0 +1,308 @@
+"""The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them.
+
+An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
+(`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn. *Drop*: the dead letter is forgotten. *Retry*: the
+command's turn handles the dead letter, with its sender and payload. The removal of the dead letter, the work of its handler and the consumption of
+the command are in the same checkpoints, so none of it happens twice. If the handler fails again, the result is a new dead letter.
+
+A command about an effect that has ended (`effect_requests.py`) works in the same way. It concerns the dead letter of the effect's turn, or a
+compensation, whose turn is like that of a dead letter that was never stored.
+
+The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/agent_commands.py`).
+
+*Undo*: a turn of the agent runs the compensation, as after a failed turn. *Retry*: the failed turn is retried as its dead letter, or a failed
+compensation is called again. Completed work is not repeated, so the commands are idempotent.
+
+The part of a host core that matches operators' resolutions to the effect that an agent waits for (`messages/agent_commands.py`).
+
+The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn that they came too late.
+"""
+
+from itertools import islice
+
+from snapline.agent_runtime.durable import DONE
+from snapline.agent_runtime.host.agent_effects import COMPENSATED
+from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
+from snapline.agent_runtime.sagas import undo_payload
+from snapline.messages import inputs as input_messages
+from snapline.messages.agent_commands import (
+    COMMAND_PREFIX,
+    DROP,
+    RETRY,
+    TARGET_GONE,
+    UNDO,
+    DeadLetterCommand,
+    EffectResolution,
+    EffectRetry,
+    is_effect_request,
+    is_effect_resolution,
+    read_dead_letter_command,
+    read_effect_request,
+    read_effect_resolution,
+)
+from snapline.messages.effect_records import effect_undone_by
+from snapline.messages.inputs import REFUSED, InputOutcome
+from snapline.messages.payloads import CREATE
+from snapline.storage.disk.record import digest_of
+from snapline.storage.log.record import LoggedInput
+from snapline.storage.packs.checkpoint import DeadLetterRecord, KnownEffect, MadeEffect, OpenEffect, StashedMessage
+
+_FINISHED = b""
+"""Answer to a command that has already been fulfilled."""
+
+
+def refusal_of_effect_request(agent: LocalAgent, wish: EffectRetry) -> str:
+    """Return why the command is refused; "" if it may have its turn."""
+    description = f"effect {_shown(wish)} of agent {agent.id!r}"
+    known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
+    if opened is not None and (opened.key, opened.generation) == (wish.key, wish.generation):
+        return f"{description} has not ended: see `snapline agent describe {agent.id}`"
+    if known is None:
+        return f"{description} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
+    if wish.verb == UNDO and effect_undone_by(wish.key) is not None:
+        return f"{description} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
+    if wish.verb == UNDO:
+        return (
+            "" if _is_compensated(known, wish) or known.undo else f"{description} was asked for without a compensation"
+        )
+    return _why_no_retry(agent, known, wish, description)
+
+
+def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, shown: str) -> str:
+    if effect_undone_by(wish.key) is not None:
+        return f"{shown} is done: there is nothing to try again" if _is_compensated(known, wish) else ""
+    if _is_compensated(known, wish):
+        return f"{shown} was undone: it is done anew when its agent asks for it again"
+    if known.outcome == DONE:
+        return f"{shown} is done: there is nothing to try again"
+    if not known.is_orphan:
+        return f"{shown} failed, and its turn went on without it: it is tried again when its agent asks for it again"
+    if known.letter not in agent.dead_letter_numbers:
+        return f"{shown} failed with its turn, and the dead letter of that is gone"
+    return ""
+
+
+def is_compensation_request(wish: EffectRetry) -> bool:
+    """Return whether the command is about a compensation, to be called, or called again."""
+    return wish.verb == UNDO or effect_undone_by(wish.key) is not None
+
+
+def dead_letter_number_of(agent: LocalAgent, wish: EffectRetry) -> int:
+    """Return the number of the dead letter that is to have its turn; 0: there is none."""
+    known = _known(agent, wish)
+    return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
+
+
+def settled_compensation(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
+    """Return the answer for a compensation that needs no turn, or cannot have one; None if it gets a turn."""
+    known = _known(agent, wish)
+    if known is not None and _is_compensated(known, wish):
+        return _FINISHED
+    return None if known is not None and known.undo else TARGET_GONE
+
+
+def compensation_message_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
+    """Return the message of the turn that undoes the effect."""
+    known = _known(agent, wish)
+    assert known is not None, "it was there when the turn was chosen"
+    return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
+
+
+def begin_compensation(agent: LocalAgent, wish: EffectRetry) -> None:
+    """Detach the effect, since the command's turn has begun: no other turn may rely on it."""
+    known = _known(agent, wish)
+    if known is not None and agent.effects is not None:
+        agent.effects.give_up(known.key)
+
+
+def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
+    """Return what the agent knows of the effect, or of the one that this compensation undoes."""
+    undone = effect_undone_by(wish.key)
+    if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
+        return None
+    key, generation = undone or (wish.key, wish.generation)
+    known = agent.effects.keys.get(key)
+    return known if known is not None and 1 <= generation <= known.generation else None
+
+
+def _is_compensated(known: KnownEffect, wish: EffectRetry) -> bool:
+    """Return whether the effect is undone. An earlier generation is: else there were no later one."""
+    _, generation = effect_undone_by(wish.key) or (wish.key, wish.generation)
+    return known.outcome == COMPENSATED or generation < known.generation
+
+
+def _shown(wish: EffectRetry) -> str:
+    return repr(wish.key if wish.generation == 1 else f"{wish.key}#{wish.generation}")
+
+
+IDENTITY_BYTES = 8
+
+
+def is_operator_command(entry: Entry) -> bool:
+    """Return whether the entry is an operator command."""
+    if entry[0] is not None or entry[2][:1] != COMMAND_PREFIX:
+        return False
+    mark = entry[1]
+    return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
+
+
+def parse_effect_key(entry: Entry) -> str:
+    """Return the key of an input, or of an operator command; "" for anything else."""
+    return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
+
+
+def is_from_outside(letter: DeadLetterRecord) -> bool:
+    """Return whether the dead letter was an input, whose client has a receipt."""
+    return letter.sender.startswith("@")
+
+
+def is_drop(payload: bytes) -> bool:
+    """Return whether this command drops a dead letter."""
+    is_of_letters = payload[:1] == COMMAND_PREFIX and not (is_effect_resolution(payload) or is_effect_request(payload))
+    return is_of_letters and read_dead_letter_command(payload).verb == DROP
+
+
+def identity_of(letter: DeadLetterRecord) -> bytes:
+    """Return an identity: the same for the same message of the same sender."""
+    return digest_of(letter.sender.encode() + b"\x00" + letter.payload)[:IDENTITY_BYTES]
+
+
+def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
+    """Add a new dead letter. The newest hundred are kept."""
+    agent.last_dead_letter += 1
+    agent.dead_letter_count += 1
+    agent.dead_letters.append(letter)
+    agent.dead_letter_numbers.append(agent.last_dead_letter)
+    del agent.dead_letters[:-DEAD_LETTERS_KEPT], agent.dead_letter_numbers[:-DEAD_LETTERS_KEPT]
+
+
+def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
+    """Return the dead letter that this command is about; None if it no longer exists."""
+    request = _compensation_request(payload)
+    if request is not None:
+        return DeadLetterRecord(agent.id, compensation_message_of(agent, request), "", 0, 0)
+    place = _place_of(agent, _command_of(agent, payload))
+    return None if place is None else agent.dead_letters[place]
+
+
+def _compensation_request(payload: bytes) -> EffectRetry | None:
+    """Return the request to call a compensation; None: the command is about a dead letter."""
+    request = read_effect_request(payload) if is_effect_request(payload) else None
+    return request if request is not None and is_compensation_request(request) else None
+
+
+def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
+    """Return the command for the dead letter. An effect that failed with its turn knows the turn's dead letter."""
+    if not is_effect_request(payload):
+        return read_dead_letter_command(payload)
+    number = dead_letter_number_of(agent, read_effect_request(payload))
+    if number not in agent.dead_letter_numbers:
+        return DeadLetterCommand(RETRY, 0, b"")
+    return DeadLetterCommand(RETRY, number, identity_of(agent.dead_letters[agent.dead_letter_numbers.index(number)]))
+
+
+def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
+    if word.number not in agent.dead_letter_numbers:
+        return None
+    place = agent.dead_letter_numbers.index(word.number)
+    return place if identity_of(agent.dead_letters[place]) == word.identity else None
+
+
+def refusal_of(agent: LocalAgent, payload: bytes) -> str:
+    """Return why the agent refuses this command; "" if it may have its turn."""
+    if is_effect_request(payload):
+        return refusal_of_effect_request(agent, read_effect_request(payload))
+    command, dead_letter = read_dead_letter_command(payload), dead_letter_of(agent, payload)
+    if dead_letter is None:
+        known = ", ".join(map(str, agent.dead_letter_numbers)) or "none"
+        return f"agent {agent.id!r} has no such dead letter {command.number}; those that it has: {known}"
+    if command.verb == RETRY and dead_letter.payload[:1] == CREATE:
+        return f"dead letter {command.number} of agent {agent.id!r} is the creation of an agent: drop it, and have it spawned again"
+    return ""
+
+
+def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
+    """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
+    if is_effect_resolution(entry[2]):
+        return TARGET_GONE  # its turn would have taken the command
+    request = _compensation_request(entry[2])
+    if request is not None:
+        return settled_compensation(agent, request)
+    command = _command_of(agent, entry[2])
+    place = _place_of(agent, command)
+    if place is None:
+        return TARGET_GONE
+    if command.verb != DROP:
+        return None
+    _take_out(agent, place)
+    return b""
+
+
+def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
+    """Return the kind, sender and payload of a command's turn, which are those of the dead letter."""
+    dead_letter = dead_letter_of(agent, payload)
+    assert dead_letter is not None, "it was there when the turn was chosen"
+    return ("letter" if dead_letter.payload else "start"), dead_letter.sender, dead_letter.payload
+
+
+def handled(agent: LocalAgent, word: Entry) -> None:
+    """Remove a dead letter whose turn, or its first segment, succeeded: its client gets the answer to the command."""
+    request = _compensation_request(word[2])
+    if request is not None:
+        begin_compensation(agent, request)
+        return
+    place = _place_of(agent, _command_of(agent, word[2]))
+    if place is not None:
+        if agent.dead_letters[place].key and agent.inputs is not None:
+            agent.inputs.retried(agent.dead_letters[place].key, parse_effect_key(word))
+        _take_out(agent, place)
+        agent.dead_letter_count -= 1
+
+
+def take_failed_retry(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
+    """Remove and return a dead letter whose turn has failed: it becomes a new one."""
+    record = dead_letter_of(agent, word[2])
+    handled(agent, word)
+    return record
+
+
+def _take_out(agent: LocalAgent, place: int) -> None:
+    del agent.dead_letters[place], agent.dead_letter_numbers[place]
+
+
+def find_resolution(agent: LocalAgent, seen: int) -> int | None:
+    """Return the place in the mailbox of a resolution of the effect at which the agent waits; the first `seen` were looked at."""
+    effects = agent.effects
+    if effects is None or effects.open is None or not effects.needs_people:
+        return None
+    fresh = list(islice(reversed(agent.mailbox), len(agent.mailbox) - seen))
+    for place, entry in enumerate(reversed(fresh), seen):
+        if _is_resolution(entry) and _is_about(read_effect_resolution(entry[2]), effects.open):
+            return place
+    return None
+
+
+def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
+    """Return why the agent does not accept the resolution, or not yet; None if it does."""
+    command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
+    if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
+        return InputOutcome(
+            REFUSED,
+            reason=f"agent {agent.id!r} does not stand at effect {command.key!r} any more: see `snapline agent describe {agent.id}`",
+        )
+    if effects.needs_people:
+        return None
+    if effects.is_in_doubt and not turn.is_live and not turn.problem:
+        return InputOutcome(input_messages.RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
+    return InputOutcome(
+        REFUSED,
+        reason=f"effect {command.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
+    )
+
+
+def _is_resolution(entry: Entry) -> bool:
+    return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_resolution(entry[2])
+
+
+def _is_about(word: EffectResolution, opened: OpenEffect) -> bool:
+    return (word.key, word.generation, word.number) == (opened.key, opened.generation, opened.number)
