@@ -13,12 +13,21 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from snapline.agent_runtime import durable, rollback_errors
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
+from snapline.agent_runtime.durable import (
+    ADOPTED,
+    REFUSED,
+    EffectWork,
+    Pause,
+    StepWork,
+    TurnJournal,
+    argument_digest,
+    read_message,
+    read_result,
+)
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.host.host_events import TurnEnded
 from snapline.agent_runtime.rare_requests import RareRequests
-from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.sagas import (
     EffectOptions,
     Saga,

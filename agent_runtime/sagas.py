@@ -22,9 +22,17 @@ from typing import Any, Self
 
 import msgspec
 
-from snapline.agent_runtime.durable import FAILED, REFUSED, EffectIntent, EffectWork, TurnJournal
+from snapline.agent_runtime.durable import (
+    FAILED,
+    REFUSED,
+    EffectIntent,
+    EffectWork,
+    TurnJournal,
+    argument_digest,
+    encode_argument,
+    read_result,
+)
 from snapline.agent_runtime.encoding import message_decoder
-from snapline.agent_runtime.results import argument_digest, encode_argument, read_result
 from snapline.errors import DivergenceError, EffectFailedError, MessageTooLargeError, UsageError
 from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect

@@ -32,7 +32,7 @@ Carries G12. Uniqueness outside depends on services that honour keys: nothing he
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent
+from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe_result
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as we
@@ -41,7 +41,6 @@ from snapline.agent_runtime.host.host_state import UNDONE, HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
-from snapline.agent_runtime.results import describe_result
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key

@@ -9,11 +9,19 @@ from typing import Any
 from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, FAILED, LATE_REPLY, EffectWork, StepWork, read_call
+from snapline.agent_runtime.durable import (
+    DONE,
+    FAILED,
+    LATE_REPLY,
+    EffectWork,
+    StepWork,
+    encode_error,
+    encode_result,
+    read_call,
+)
 from snapline.agent_runtime.encoding import message_name
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunEffect, RunStep, StepEnded
-from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.sagas import UNDO_NAME, do_nothing, not_undone, read_undo
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError

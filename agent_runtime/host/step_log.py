@@ -11,14 +11,13 @@ is the same turn at the same place (`logged_steps.py`). Agents that are not in t
 
 from typing import Protocol
 
-from snapline.agent_runtime.durable import DONE, FAILED
+from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHistory, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
 from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 

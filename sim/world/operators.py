@@ -18,9 +18,9 @@ the faults are over, the operator acts only if an agent's rollback request (`ctx
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
+from snapline.agent_runtime.durable import encode_result
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_operator_commands import identity_of
-from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.sagas import UNDO
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested

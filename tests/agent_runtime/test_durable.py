@@ -17,13 +17,24 @@ import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, SegmentEnd, TurnJournal, read_call, reply_to
+from snapline.agent_runtime.durable import (
+    DONE,
+    FAILED,
+    LATE,
+    SegmentEnd,
+    TurnJournal,
+    argument_digest,
+    encode_error,
+    encode_result,
+    read_call,
+    read_result,
+    reply_to,
+)
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.results import argument_digest, encode_error, encode_result, read_result
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn

@@ -22,7 +22,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
-from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause
+from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause, encode_result, rolled
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
@@ -36,8 +36,6 @@ from snapline.agent_runtime.host.host_events import (
 )
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
-from snapline.agent_runtime.logged_steps import rolled
-from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

@@ -7,12 +7,20 @@ import msgspec
 import pytest
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent, Pause
+from snapline.agent_runtime.durable import (
+    ADOPTED,
+    DONE,
+    FAILED,
+    REFUSED,
+    EffectIntent,
+    Pause,
+    encode_error,
+    encode_result,
+)
 from snapline.agent_runtime.host import agent_effects
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord

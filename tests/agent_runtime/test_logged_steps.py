@@ -12,12 +12,20 @@ from tests.agent_runtime.test_durable import SEED, WORDS, Clock, Go, Notes, answ
 
 import snapline
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, SegmentEnd, TurnJournal
+from snapline.agent_runtime.durable import (
+    DONE,
+    LOGGED_KINDS,
+    LoggedSteps,
+    SegmentEnd,
+    TurnJournal,
+    argument_digest,
+    encode_result,
+    rolled,
+    turn_seed,
+)
 from snapline.agent_runtime.encoding import encode_message, has_one_order
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.logged_steps import LOGGED_KINDS, LoggedSteps, rolled, turn_seed
-from snapline.agent_runtime.results import argument_digest, encode_result
 from snapline.errors import MessageTooLargeError
 from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry

@@ -19,14 +19,13 @@ from tests.agent_runtime.test_durable_turns import (
     finish_step,
 )
 
-from snapline.agent_runtime.durable import DONE, FAILED, Pause
+from snapline.agent_runtime.durable import DONE, FAILED, LoggedSteps, Pause, rolled
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_log
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.agent_runtime.logged_steps import LoggedSteps, rolled
 from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LoggedEntry

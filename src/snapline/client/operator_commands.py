@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from snapline.agent_runtime.results import encode_result
+from snapline.agent_runtime.durable import encode_result
 from snapline.client import events as ev
 from snapline.client.hosts import HostCalls, OfferError
 from snapline.client.outcomes import Receipt, ReplyReader
