@@ -2,6 +2,8 @@
 
 No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected here, and take
 effect together at that end, or not at all. A context is valid for its own turn only.
+
+Requests that few turns make: most only send, and answer. A context makes one of these when it is first needed.
 """
 
 import functools
@@ -26,8 +28,7 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
-from snapline.agent_runtime.host.host_events import TurnEnded
-from snapline.agent_runtime.rare_requests import RareRequests
+from snapline.agent_runtime.host.host_events import Emission, Spawn, TurnEnded
 from snapline.agent_runtime.sagas import (
     EffectOptions,
     Saga,
@@ -50,6 +51,20 @@ from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
+
+
+class RareRequests:
+    """Requests besides the sends of one turn, or segment of one."""
+
+    __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[str, int, bytes]] = []
+        self.cancelled: list[str] = []
+        self.spawns: dict[str, Spawn] = {}
+        self.outputs: list[Emission] = []
+        self.wants_checkpoint = False
+
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -7,9 +7,8 @@ import pytest
 from tests.agent_runtime import test_turns as rules
 
 from snapline.agent_runtime import context, fleet
-from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.context import Context, RareRequests
 from snapline.agent_runtime.host import turns
-from snapline.agent_runtime.rare_requests import RareRequests
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.storage.capture.image import Authors
 
