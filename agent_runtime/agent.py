@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
-from snapline.agent_runtime.encoding import (
+from snapline.agent_runtime.message_encoding import (
     NAME_BYTES_MAX,
     field_names,
     message_decoder,

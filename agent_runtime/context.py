@@ -26,9 +26,9 @@ from snapline.agent_runtime.durable import (
     read_message,
     read_result,
 )
-from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.host.host_events import Emission, Spawn, TurnEnded
+from snapline.agent_runtime.message_encoding import encode_message, message_name
 from snapline.agent_runtime.sagas import (
     EffectOptions,
     Saga,

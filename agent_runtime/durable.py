@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from snapline.agent_runtime.encoding import (
+from snapline.agent_runtime.message_encoding import (
     describe_failure,
     encode_body,
     encode_ordered,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.messages.effect_records import (
     DONE,
     EFFECTS_TOPIC,

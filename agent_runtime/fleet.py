@@ -13,7 +13,7 @@ import blake3
 import msgspec
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
-from snapline.agent_runtime.encoding import encode_body, field_names
+from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import check_steps
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.ids import check_id

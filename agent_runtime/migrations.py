@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
-from snapline.agent_runtime.encoding import describe_failure, state_decoder
+from snapline.agent_runtime.message_encoding import describe_failure, state_decoder
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
 from snapline.storage.capture.decoder import RestoredState, StateDecoder
 from snapline.storage.capture.image import Buffer, ChunkTable

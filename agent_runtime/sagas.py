@@ -32,7 +32,7 @@ from snapline.agent_runtime.durable import (
     encode_argument,
     read_result,
 )
-from snapline.agent_runtime.encoding import message_decoder
+from snapline.agent_runtime.message_encoding import message_decoder
 from snapline.errors import DivergenceError, EffectFailedError, MessageTooLargeError, UsageError
 from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect

@@ -23,13 +23,13 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.durable import Pause, argument_digest
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, write_epoch
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture import sealed_journal

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from benchmarks.observe import counting, interval
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turn_spans import TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.traceparents import Traceparent, with_tail
+from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.telemetry.span_export import SpanExport
 
 TURNS = 2000

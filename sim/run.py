@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from snapline import failpoints
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.message_encoding import encode_body
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.faults import heal

@@ -8,7 +8,7 @@ import itertools
 
 import msgspec
 
-from snapline.agent_runtime.traceparents import without_tail
+from snapline.agent_runtime.message_encoding import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.disk.record import digest_of

@@ -33,7 +33,6 @@ Carries G12. Uniqueness outside depends on services that honour keys: nothing he
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe_result
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects
@@ -41,6 +40,7 @@ from snapline.agent_runtime.host.host_state import UNDONE, HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key

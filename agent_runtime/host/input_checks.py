@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType, Handler
-from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.traceparents import with_tail
+from snapline.agent_runtime.message_encoding import encode_body, encode_message, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, UsageError
 from snapline.messages.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome

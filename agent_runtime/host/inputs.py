@@ -20,7 +20,7 @@ from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.reply_waiters import ReplyWaiters, dropped_reason
-from snapline.agent_runtime.traceparents import without_tail
+from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome

@@ -19,9 +19,9 @@ from snapline.agent_runtime.durable import (
     encode_result,
     read_call,
 )
-from snapline.agent_runtime.encoding import message_name
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunEffect, RunStep, StepEnded
+from snapline.agent_runtime.message_encoding import message_name
 from snapline.agent_runtime.sagas import UNDO_NAME, do_nothing, not_undone, read_undo
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError

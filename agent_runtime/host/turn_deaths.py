@@ -8,7 +8,7 @@ another order. So equal messages of one sender count as one.
 import zlib
 
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.traceparents import without_tail
+from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import MARK
 from snapline.messages.turn_deaths import CAPTURE, TurnDeath

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of turns: one for each traced turn, whose messages continue the same trace.
 
-Theory of operation. The message that begins a turn determines whether the turn is traced (`agent_runtime/traceparents.py`); its span is a child of
+Theory of operation. The message that begins a turn determines whether the turn is traced (`agent_runtime/message_encoding.py`); its span is a child of
 the sender's. When the turn or a segment ends, its sends, spawns, outputs and timers get a tail that names this span; the core and the handler do not
 see it. While the handler runs, the span is OpenTelemetry's current span, so spans of other libraries are its children.
 
@@ -25,7 +25,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
+from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.quick_span import QuickSpan

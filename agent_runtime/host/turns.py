@@ -19,7 +19,6 @@ from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType,
 from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, turn_seed
-from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
@@ -35,8 +34,8 @@ from snapline.agent_runtime.host.step_execution import (
     refused,
     step_of,
 )
+from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in
-from snapline.agent_runtime.traceparents import without_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import DivergenceError, EncodingError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message

@@ -18,10 +18,9 @@ import msgspec
 
 from snapline.agent_runtime.agent_classes import class_of
 from snapline.agent_runtime.effect_ledger import Effect, fold
-from snapline.agent_runtime.encoding import state_decoder
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.restore import restored
-from snapline.agent_runtime.output_reading import MessageReader, Output, OutputsReverted, read_batch
+from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_batch, state_decoder
 from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots.cut import decode_for, describe_state
 from snapline.agent_runtime.snapshots.cut_contents import (

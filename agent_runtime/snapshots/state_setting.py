@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type, state_version_of
-from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.fleet import check_skeleton
+from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
 from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture.declared_values import check_declared

@@ -20,8 +20,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.traceparents import Traceparent, with_tail
+from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
 from snapline.client.input_validation import AgentInput

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
@@ -23,6 +22,7 @@ from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
+from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
 from snapline.messages.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.payloads import split_message

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable
 import msgspec
 from msgspec.structs import replace
 
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.sim.choices import Choices, RandomStreams, stream_of
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.judge import Judge, JudgeTerms

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.heartbeats import heartbeat
+    from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.output_reading import Output, OutputsReverted
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.agent_runtime.snapshots.cut_contents import (
         DeadLetter,
@@ -111,7 +111,7 @@ _HOMES = {
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",
-    "Output": "snapline.agent_runtime.output_reading",
+    "Output": "snapline.agent_runtime.message_encoding",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
@@ -127,7 +127,7 @@ _HOMES = {
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
-    "OutputsReverted": "snapline.agent_runtime.output_reading",
+    "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.heartbeats",
     "mark_dirty": "snapline.storage.capture.tracked",

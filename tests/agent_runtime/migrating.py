@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.message_encoding import encode_body
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 Plain = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import _suspends, agent_type
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.message_encoding import encode_body
 from snapline.errors import FleetDefinitionError
 
 if TYPE_CHECKING:

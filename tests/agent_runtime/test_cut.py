@@ -13,12 +13,12 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
 from snapline.agent_runtime.host.shutdown import ask_stop
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.snapshots.cut import describe_state, load_cut
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.messages.host_messages import EpochReport

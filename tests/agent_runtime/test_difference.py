@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agent_runtime.test_incremental_epochs import CHUNK, LENGTH, Host, Line
 
-from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.snapshots import array_difference, difference, state_difference
 from snapline.agent_runtime.snapshots.array_difference import compare_arrays, compare_bytes
 from snapline.agent_runtime.snapshots.difference import snapshot_difference

@@ -30,11 +30,11 @@ from snapline.agent_runtime.durable import (
     read_result,
     reply_to,
 )
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn

@@ -10,10 +10,10 @@ import pytest
 import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, argument_digest
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 SEED = bytes(range(16))

@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, open_at
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 
 

@@ -7,7 +7,7 @@ from tests.agent_runtime.effect_world import World
 
 import snapline
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.storage.packs.checkpoint import decode_checkpoint
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as array_st
 
-from snapline.agent_runtime.encoding import encode_body, encode_message, message_decoder
-from snapline.agent_runtime.encoding import state_decoder as decoder_of
+from snapline.agent_runtime.message_encoding import encode_body, encode_message, message_decoder
+from snapline.agent_runtime.message_encoding import state_decoder as decoder_of
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.messages.payloads import split_message

@@ -12,10 +12,10 @@ import snapline
 from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import FAILED
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 
 
 class Go(snapline.Message):

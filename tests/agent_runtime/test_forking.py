@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
 from snapline.agent_runtime.durable import REFUSED
-from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.sagas import UNDO
 from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, fork_snapshot
 from snapline.agent_runtime.snapshots.state_setting import SettingError

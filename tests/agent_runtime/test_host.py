@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.process import Host, HostOptions
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.security.transport import Security
 
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.storage.capture.image import PART_BLOB, StateImage
 
 

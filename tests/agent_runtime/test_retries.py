@@ -12,7 +12,6 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, logged
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
@@ -20,6 +19,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.errors import FleetDefinitionError
 from snapline.messages import host_messages as msg

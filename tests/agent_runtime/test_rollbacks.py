@@ -10,9 +10,9 @@ from tests.agent_runtime.test_host_core_agents import Drive
 from tests.agent_runtime.test_host_core_turns import payloads
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
 

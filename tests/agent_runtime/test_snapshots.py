@@ -16,7 +16,7 @@ from tests.agent_runtime.test_incremental_epochs import fleet as thinkers
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 import snapline
-from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.capture import describe
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys

@@ -10,9 +10,9 @@ import pytest
 import snapline
 from snapline.agent_runtime import turn_environment
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import FleetDefinitionError, UsageError
 
 pytestmark = pytest.mark.timeout(60)

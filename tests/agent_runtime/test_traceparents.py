@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from snapline.agent_runtime.durable import call_payload, reply_payload
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.input_checks import check_message
-from snapline.agent_runtime.traceparents import (
+from snapline.agent_runtime.message_encoding import (
     HOPS_MAX,
     Traceparent,
+    encode_message,
     is_of_type,
     read_header,
     read_tail,

@@ -8,13 +8,12 @@ from tests.agent_runtime.test_letters import LETTERS, Operator, with_dead_letter
 
 import snapline
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, MessageSample, digest_of_turn
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.traceparents import Traceparent, with_tail
+from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import RETRY
 from snapline.messages.turn_deaths import TurnDeath

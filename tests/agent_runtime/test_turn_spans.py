@@ -14,13 +14,19 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
+from snapline.agent_runtime.message_encoding import (
+    Traceparent,
+    encode_message,
+    read_tail,
+    tail_of,
+    with_tail,
+    without_tail,
+)
 from snapline.messages.payloads import read_creation, split_message
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.telemetry.span_export import SpanExport

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.kit.command_line import Outcome, Run, invoke
 
-from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.cli.main import app
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,

@@ -9,7 +9,7 @@ from tests.cli.test_outputs import Threaded
 from tests.kit.command_line import Run
 from tests.storage.outputs.releasing import root_of
 
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages.agent_commands import EffectRetry, read_effect_request
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
 from snapline.messages.inputs import InputOutcome

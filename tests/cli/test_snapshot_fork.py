@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.kit.command_line import Outcome, Run
 
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.message_encoding import encode_body
 from snapline.cli.snapshot_fork import parse_settings
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint

@@ -10,7 +10,7 @@ import pytest
 import typer
 from tests.kit.command_line import Outcome, Run, invoke
 
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.message_encoding import encode_body
 from snapline.cli.snapshot_diff import diff
 from snapline.cli.snapshot_transfer import copy, export_snapshot, import_snapshots
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint

@@ -7,11 +7,11 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.input_service import InputService
 from snapline.agent_runtime.host.view_service import ViewService
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.errors import StoreError

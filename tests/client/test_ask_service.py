@@ -11,9 +11,9 @@ import pytest
 from tests.client.fake_host import Books, FakeHost, Taken
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import ask_service
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.hosts import HostCalls, OfferError
 from snapline.messages.client_wire import ASK_PATH, encode_ask

@@ -14,7 +14,7 @@ from tests.client.fake_host import Paid
 from tests.security.certificates import Authority
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.client import connecting, core, open_sends, queues
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates

@@ -10,8 +10,14 @@ from tests.client.fake_fleet import fleet_and_client
 from tests.client.fake_host import Book, Clerk, Paid
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
+from snapline.agent_runtime.message_encoding import (
+    Traceparent,
+    encode_message,
+    read_tail,
+    tail_of,
+    with_tail,
+    without_tail,
+)
 from snapline.client.input_validation import current_tail
 from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of

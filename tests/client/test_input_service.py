@@ -12,8 +12,8 @@ import pytest
 from tests.client.fake_host import Books, Closed, FakeHost, Paid
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import input_checks, input_service
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.hosts import HostCalls, OfferError
 from snapline.messages.client_wire import OFFER_PATH, offer_messages

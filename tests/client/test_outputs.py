@@ -15,7 +15,7 @@ from tests.storage.outputs.releasing import root_of
 from tests.storage.simulated_disk import SimulatedDisk
 
 import snapline
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.client.client import Client
 from snapline.client.outputs import OutputReaderState
 from snapline.client.sync_client import SyncClient

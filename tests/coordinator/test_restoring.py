@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
 from snapline.agent_runtime.effect_ledger import fold
-from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.output_reading import Output
+from snapline.agent_runtime.message_encoding import Output, encode_message
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.restore_requests import Ask, Restoring, effects_left
 from snapline.coordinator.state import operations as op

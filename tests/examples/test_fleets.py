@@ -12,7 +12,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import UsageError
 from snapline.examples import bank, hello, pagerank
 from snapline.examples.forward_push import UNIT, Problem, choose_seeds, gather, messages_in_all, rounds_for

@@ -17,8 +17,7 @@ from tests.gateway.test_connections import serving
 
 import snapline
 from snapline import errors
-from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted, encode_message
 from snapline.client.client import Client
 from snapline.client.input_validation import ExternalMessage
 from snapline.client.outcomes import Receipt

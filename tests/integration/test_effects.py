@@ -11,7 +11,7 @@ import pytest
 from tests.integration.fleets import payers
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.output_reading import Output
+from snapline.agent_runtime.message_encoding import Output
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.errors import UsageError

@@ -12,7 +12,7 @@ from tests.integration.fleets.tills import Counts, Notes, Paid
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.errors import InputRefusedError, UsageError

@@ -12,7 +12,7 @@ from tests.integration.fleets.gazettes import Gazette, Issue
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 
-from snapline.agent_runtime.output_reading import Output
+from snapline.agent_runtime.message_encoding import Output
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 

@@ -10,7 +10,7 @@ from tests.integration.fleets import speakers
 from tests.integration.fleets.speakers import Speech
 from tests.integration.running import running
 
-from snapline.agent_runtime.output_reading import Output
+from snapline.agent_runtime.message_encoding import Output
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.storage.store.store import Store
 

@@ -7,7 +7,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import UsageError
 from snapline.sim.oracles.ground_truth import GroundTruth

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.outputs import (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from snapline.agent_runtime.effect_ledger import Effect
-    from snapline.agent_runtime.output_reading import Output, OutputsReverted
+    from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.client.client import Client
 
 
@@ -163,7 +163,7 @@ class _Lines:
 
 
 def _document(each: "Output | OutputsReverted") -> Document:
-    from snapline.agent_runtime.output_reading import Output
+    from snapline.agent_runtime.message_encoding import Output
     from snapline.storage.timestamps import instant
 
     if not isinstance(each, Output):

@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.client import connecting, operator_commands, requests
 from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine

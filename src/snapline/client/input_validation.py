@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.traceparents import Traceparent, with_tail
+from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError, UsageError
 from snapline.ids import check_id

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.output_reading import MessageReader
+from snapline.agent_runtime.message_encoding import MessageReader
 from snapline.client import events as ev
 from snapline.errors import (
     AgentMissingError,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.output_reading import MessageReader, Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
 from snapline.client.input_validation import check_timeout
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates

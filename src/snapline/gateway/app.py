@@ -25,8 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from snapline.agent_runtime.output_reading import MessageReader, Output, OutputsReverted
-from snapline.agent_runtime.traceparents import read_header
+from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.input_validation import CALLER_TRACE, ExternalMessage

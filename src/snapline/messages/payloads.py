@@ -5,7 +5,7 @@
     reply       `REPLY`, the call's id, a message; nothing follows if the reply has no content
     creation    `CREATE`, length of the kind (2 bytes), the kind, the first state
 
-A message or creation of a sampled trace has a trace suffix after its type's name, or kind (`agent_runtime/traceparents.py`).
+A message or creation of a sampled trace has a trace suffix after its type's name, or kind (`agent_runtime/message_encoding.py`).
 """
 
 from collections.abc import Callable

@@ -36,7 +36,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold
-from snapline.agent_runtime.output_reading import Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.coordinator.service.documents import list_snapshots, show_document

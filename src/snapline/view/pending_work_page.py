@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect, fold, open_at, with_standing
-from snapline.agent_runtime.output_reading import MessageReader, Output, OutputsReverted
+from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
 from snapline.client.outputs import items_of
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect

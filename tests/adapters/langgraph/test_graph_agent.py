@@ -32,8 +32,8 @@ from snapline.adapters.langgraph import (
 )
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
+from snapline.agent_runtime.message_encoding import encode_body, message_decoder
 from snapline.agent_runtime.rollback_errors import RollbackRequestedError
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError, UsageError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as array_st
 from tests.storage.capture.shelf import Memory, Shelf, Turn, roundtrip, same
 
-from snapline.agent_runtime.encoding import encode_body, message_decoder, state_decoder
+from snapline.agent_runtime.message_encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import encoder as encoder_module
 from snapline.storage.capture import tracked

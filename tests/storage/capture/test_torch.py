@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.encoding import encode_body, state_decoder
+from snapline.agent_runtime.message_encoding import encode_body, state_decoder
 from snapline.agent_runtime.migrations import load_state, plan_migration
 from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture import torch_state

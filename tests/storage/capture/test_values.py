@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.capture.shelf import Memory, roundtrip
 
-from snapline.agent_runtime.encoding import encode_body, message_decoder, state_decoder
+from snapline.agent_runtime.message_encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import EncodingError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.blob_value import Blob

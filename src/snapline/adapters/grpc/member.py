@@ -25,11 +25,11 @@ from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
 from snapline.adapters.grpc.service_interfaces import FencedCall
-from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
 from snapline.security.transport import Security
