@@ -11,7 +11,7 @@ import msgspec
 from snapline.coordinator.leader.events import AnswerLine, Cost, LineRequested, RecoveryLineResult
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.recovery_lines.ledger import Ledger
+from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.messages.host_messages import NumbersReported, ReportNumbers
 

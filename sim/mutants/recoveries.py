@@ -10,8 +10,8 @@ from snapline.coordinator.leader.events import (
     StoredCheckpoint,
 )
 from snapline.coordinator.leader.modes.autonomous_epochs import Freezing
+from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView

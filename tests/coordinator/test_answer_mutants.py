@@ -9,7 +9,7 @@ from tests.coordinator import test_leader, test_lines
 from snapline.coordinator.leader import host_requests
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.recovery_lines.ledger import Ledger
+from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 

@@ -1,7 +1,7 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
 from snapline.coordinator.leader.events import StoredCheckpoint
-from snapline.coordinator.leader.recovery_lines.ledger import ADDED, VOID, Ledger
+from snapline.coordinator.leader.modes.checkpoint_ledger import ADDED, VOID, Ledger
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.messages.host_messages import ReportedPack

@@ -12,9 +12,9 @@ from snapline.coordinator.leader.epochs.open_epochs import Failing
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.modes.autonomous_epochs import ANY_FREEZE, Autonomous, Freezing
+from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.modes.checkpoint_modes import Begin, LineEpochs
 from snapline.coordinator.leader.modes.koo_toueg_epochs import Rounds
-from snapline.coordinator.leader.recovery_lines.ledger import Ledger
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, OperationResult

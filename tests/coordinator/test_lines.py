@@ -14,7 +14,7 @@ from tests.coordinator.test_random_executions import _check_log, _start
 from tests.coordinator.world import MS, SECOND
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.recovery_lines.ledger import ADDED, Ledger
+from snapline.coordinator.leader.modes.checkpoint_ledger import ADDED, Ledger
 from snapline.coordinator.service.fleet_answers import autonomous_line, autonomous_lines, single_failures
 from snapline.messages import host_messages as msg
 from snapline.messages.documents import document_of

@@ -28,12 +28,12 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
+from snapline.coordinator.leader.modes.checkpoint_ledger import GAP, Ledger
 from snapline.coordinator.leader.recovery_lines.checkpoint_reports import (
     checkpoints_of,
     shape_problem,
     without_departed_agents,
 )
-from snapline.coordinator.leader.recovery_lines.ledger import GAP, Ledger
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
 from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored
