@@ -15,7 +15,7 @@ from snapline.coordinator.leader.modes.autonomous_epochs import ANY_FREEZE, Auto
 from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.modes.checkpoint_modes import Begin, LineEpochs
 from snapline.coordinator.leader.modes.koo_toueg_epochs import Rounds
-from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState

@@ -38,7 +38,7 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, OperationResult
 from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of

@@ -51,7 +51,7 @@ from snapline.coordinator.leader.modes.checkpoint_modes import (
     LossReport,
     Present,
 )
-from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, RetireAgent, ThawAgents

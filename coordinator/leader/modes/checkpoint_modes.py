@@ -27,7 +27,7 @@ from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, O
 from snapline.coordinator.leader.events import LineMaterialised
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView

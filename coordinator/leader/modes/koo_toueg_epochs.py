@@ -34,7 +34,7 @@ from snapline.coordinator.leader.modes.checkpoint_modes import (
     LineEpochs,
     LossReport,
 )
-from snapline.coordinator.leader.recovery_lines.lines import Lines
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import CheckpointsAnswered, RequestCheckpoints, RetireAgent

@@ -35,11 +35,11 @@ from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
+from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.restores import Restores
-from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
