@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.rollback_requests import HostRollbacks
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.coordinator.leader.modes.recovery_line import Lines
-from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state.fleet_records import COMPLETE, VOID
 from snapline.coordinator.state.fleet_view import FleetView

@@ -11,7 +11,7 @@ from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated_epochs
 from snapline.coordinator.leader.plans import restores
-from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import lineage as going_back
 from snapline.coordinator.state import operations as op

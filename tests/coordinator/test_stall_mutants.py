@@ -11,9 +11,8 @@ from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
 from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running, StandbyHosts
-from snapline.coordinator.leader.plans import plan_answers
-from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
-from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.plans import recovery_plans
+from snapline.coordinator.leader.recovery_plans import PlanAnswers, Plans
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.host_messages import Heartbeat, StopEvaluated
 
@@ -100,7 +99,7 @@ def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
 
 
 def plans_are_waited_for_for_ever(patch: Patch) -> None:
-    patch.setattr(plan_answers, "ANSWER_NS", NEVER_NS)
+    patch.setattr(recovery_plans, "ANSWER_NS", NEVER_NS)
 
 
 def nobody_answers_and_all_are_put_out(patch: Patch) -> None:
@@ -113,7 +112,7 @@ def nobody_answers_and_all_are_put_out(patch: Patch) -> None:
 
 
 def patience_never_grows(patch: Patch) -> None:
-    patch.setattr(plan_answers, "DOUBLINGS_MAX", 0)
+    patch.setattr(recovery_plans, "DOUBLINGS_MAX", 0)
 
 
 def patience_never_shrinks(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, STANDBY_NS
-from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
+from snapline.coordinator.leader.recovery_plans import ANSWER_NS
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
 from snapline.messages.concerns import Concern

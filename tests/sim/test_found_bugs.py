@@ -15,7 +15,7 @@ from snapline.coordinator.leader.events import Command, Event, TimerFired
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.recovery_line import Lines
-from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.messages.host_messages import AgentFailed
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario

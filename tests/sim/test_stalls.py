@@ -8,7 +8,7 @@ from snapline.coordinator.leader import fleet_end
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
-from snapline.coordinator.leader.plans import plan_answers
+from snapline.coordinator.leader.plans import recovery_plans
 from snapline.coordinator.state.fleet_records import HostRecord
 from snapline.sim.faults.fault_kinds import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
 from snapline.sim.result import Result
@@ -203,7 +203,7 @@ def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:
 
 
 def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan_answers, "ANSWER_NS", NEVER_NS)
+    patch.setattr(recovery_plans, "ANSWER_NS", NEVER_NS)
 
 
 def one_host_is_asked_for_ever(patch: pytest.MonkeyPatch) -> None:

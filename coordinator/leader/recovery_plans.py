@@ -1,4 +1,6 @@
-"""Plans: when the fleet (re)starts, from which line, and on which hosts.
+"""Recovery plans.
+
+Plans: when the fleet (re)starts, from which line, and on which hosts.
 
 A plan is needed
 
@@ -25,20 +27,30 @@ Then, in this order:
 After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
 Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
 without a complete epoch in between, a store that stays unreadable.
+
+Check that the line of the next plan can be read: ref, manifest and pack indexes of its epoch, before the plan is committed.
+
+For a restore every byte of the epoch is read: its plan makes later epochs void, so damage found afterwards could cost all of them.
+
+Time limits for hosts that have received a plan and do not answer.
+
+A host answers with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without progress for
+ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent time does not
+count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time limit doubles
+for the next plan, until one is applied: a fleet with one slow loading step must finish too.
 """
 
 import msgspec
 
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Triggers
-from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
+from snapline.coordinator.leader.events import CheckLine, LineChecked
+from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSession, HostSessions
 from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
-from snapline.coordinator.leader.leader_state import LeaderState
+from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
 from snapline.coordinator.leader.modes.recovery_line import Lines
-from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
-from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
@@ -53,6 +65,159 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
+
+CHECK_RETRY_NS = 1 * SECOND_NS
+CHECK_LOG_TRIES = 30
+"""Number of tries between two log lines about an unreadable (unreachable, not damaged) store; reads are retried without limit."""
+
+
+class LineUnread(msgspec.Struct, frozen=True):
+    """Nothing is known; a read may start at `not_before_ns`."""
+
+    not_before_ns: int = 0
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """The epoch is being read; `is_whole`: every byte."""
+
+    epoch: int
+    is_whole: bool = False
+
+
+class Readable(msgspec.Struct, frozen=True):
+    """The epoch was read; `is_whole`: every byte."""
+
+    epoch: int
+    is_whole: bool = False
+
+
+class LineCheck:
+    """Check of one line at a time. Volatile."""
+
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
+        self._stage: LineUnread | Reading | Readable = LineUnread()
+        self._tries = 0
+        self._since_ns = 0
+        self._reason = ""
+
+    def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
+        """Return whether the line is known to be readable; start a read if needed."""
+        stage = self._stage
+        if stage == Readable(line, is_whole):
+            return True
+        is_waiting = isinstance(stage, Reading) or (
+            isinstance(stage, LineUnread) and self._shared.now < stage.not_before_ns
+        )
+        if not is_waiting:
+            self._stage = Reading(line, is_whole)
+            self._shared.out.append(CheckLine(line, self._shared.state.image.epochs[line].root, is_whole))
+        return False
+
+    def on_checked(self, event: LineChecked) -> None:
+        """Take the result of the read."""
+        stage = self._stage
+        if not isinstance(stage, Reading) or stage.epoch != event.epoch:
+            return
+        self._stage = LineUnread()
+        if event.damaged_path:
+            self._shared.condemn(event.epoch, event.damaged_path, event.error)
+        elif event.error:
+            if not self._tries:
+                self._since_ns = self._shared.now
+            if self._tries % CHECK_LOG_TRIES == 0:
+                self._shared.note("error", f"the recovery waits: epoch {event.epoch} cannot be read now: {event.error}")
+            self._tries, self._reason = self._tries + 1, op.clip(event.error)
+            self._stage = LineUnread(self._shared.now + CHECK_RETRY_NS)
+        else:
+            self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
+
+    def concerns(self) -> list[Concern]:
+        """Return a concern if the recovery waits for the store."""
+        if not self._tries:
+            return []
+        text = f"the recovery waits for the store: {self._reason}"
+        return [Concern("store", (), self._shared.now - self._since_ns, text)]
+
+    def on_plan_ended(self) -> None:
+        """Forget the result after CommitPlan: the next plan's line is read again."""
+        if isinstance(self._stage, Readable):
+            self._stage = LineUnread()
+
+
+ANSWER_NS = 5 * SECOND_NS
+"""Time without progress after which a host counts as failed; loading may pause for a moment because of one large state."""
+
+DOUBLINGS_MAX = 5
+"""Largest number of doublings: the longest wait is 160 s."""
+
+SHOWN_NS = SECOND_NS
+
+LoadingProgress = tuple[int, int, int]
+"""(plan, session, number of loaded steps)."""
+
+
+class PlanAnswers:
+    """Hosts that have not answered the present plan. Volatile."""
+
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._waits: dict[str, tuple[LoadingProgress, int]] = {}
+        """Host that has not answered → (its place, time since when)."""
+        self._doublings = 0
+
+    def shift(self, late_ns: int) -> None:
+        """Move all waits by `late_ns`, by which this process was late."""
+        now = self._shared.now
+        self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
+
+    def applied(self) -> None:
+        """Reset waits and doublings: all hosts have answered."""
+        self._waits, self._doublings = {}, 0
+
+    def stop_waiting(self) -> None:
+        """Drop all waits: another plan is needed anyway."""
+        self._waits = {}
+
+    def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
+        """Return the overdue hosts → what they have not done."""
+        late = {}
+        for host in plan.hosts:
+            session = self._host_sessions.attached_session(host)
+            if session is None or host in answered:
+                self._waits.pop(host, None)
+                continue
+            beat = session.heartbeat
+            place = plan.number, session.id, beat.steps_loaded if beat.plan == plan.number else 0
+            if host not in self._waits or self._waits[host][0] != place:
+                self._waits[host] = place, self._shared.now
+            quiet_ns = self._host_sessions.quiet_ns(session)
+            lasts_ns = self._shared.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
+            if lasts_ns >= ANSWER_NS << self._doublings:
+                late[host] = _describe_overdue(plan.number, lasts_ns)
+        return late
+
+    def give_up(self) -> None:
+        """Give the next plan twice the time: this one is replaced, or hosts were evicted."""
+        self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
+        self._waits = {}
+
+    def concerns(self) -> list[Concern]:
+        """Return the hosts that have not answered."""
+        concerns = []
+        for host, ((number, _, _), since_ns) in self._waits.items():
+            lasts_ns = self._shared.now - since_ns
+            if lasts_ns >= SHOWN_NS:
+                concerns.append(
+                    Concern("plan", (host,), lasts_ns, f"host {host}: {_describe_overdue(number, lasts_ns)}")
+                )
+        return concerns
+
+
+def _describe_overdue(number: int, lasts_ns: int) -> str:
+    return f"it has not applied plan {number}, and not got on with it for {lasts_ns / 1e9:.1f} s"
+
 
 _FORK_WITHOUT_SNAPSHOT = (
     "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
