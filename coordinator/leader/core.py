@@ -41,6 +41,7 @@ from functools import partial
 
 import msgspec
 
+from snapline.coordinator.leader.agent_moves import Loads, Moves
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention, Triggers
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
@@ -78,7 +79,6 @@ from snapline.coordinator.leader.host_requests import Requests
 from snapline.coordinator.leader.hosts.admission import Admission, Definition
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
-from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import Partitions, StandbyHosts
 from snapline.coordinator.leader.leader_concerns import (
     Concerns,
@@ -95,7 +95,6 @@ from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpoc
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
 from snapline.coordinator.leader.modes.recovery_line import Lines, RecoveryQueries
-from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans

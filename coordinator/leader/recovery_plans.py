@@ -42,15 +42,14 @@ for the next plan, until one is applied: a fleet with one slow loading step must
 
 import msgspec
 
+from snapline.coordinator.leader.agent_moves import Loads, Moves
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Triggers
 from snapline.coordinator.leader.events import CheckLine, LineChecked
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSession, HostSessions
-from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
 from snapline.coordinator.leader.modes.recovery_line import Lines
-from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (

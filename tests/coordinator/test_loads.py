@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.coordinator.bench import SECOND, Bench
 from tests.coordinator.test_moves import HOSTS, RULES, move, placed, take_epoch
 
-from snapline.coordinator.leader.hosts.load import AT_REST, WEIGHT_MAX, WINDOW_NS
+from snapline.coordinator.leader.agent_moves import AT_REST, WEIGHT_MAX, WINDOW_NS
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED
 from snapline.coordinator.state.placement import place

@@ -20,6 +20,7 @@ store's speed. When epochs fail because of the store, `store_watch.py` decides w
 a recovery, begin at once.
 """
 
+from snapline.coordinator.leader.agent_moves import Moves
 from snapline.coordinator.leader.epochs.open_epochs import (
     STORING,
     WAITING,
@@ -36,7 +37,6 @@ from snapline.coordinator.leader.fleet_end import Departures, StopQuestion
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import Begun, Declined, EpochDemand, Later, ModeChoice, Present
-from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, EpochAccount, OperationResult, PartTimes
 from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport, WantEpoch
