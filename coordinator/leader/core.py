@@ -95,9 +95,8 @@ from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpoc
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
 from snapline.coordinator.leader.modes.recovery_line import Lines, RecoveryQueries
-from snapline.coordinator.leader.plans.restores import Restores
-from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans
+from snapline.coordinator.leader.restores import Restores, Rollbacks
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView

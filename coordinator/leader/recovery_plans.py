@@ -50,7 +50,7 @@ from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
 from snapline.coordinator.leader.modes.recovery_line import Lines
-from snapline.coordinator.leader.plans.restores import Restores
+from snapline.coordinator.leader.restores import Restores
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
