@@ -22,8 +22,7 @@ from snapline.cli import sim_compare
 from snapline.cli.output import Printer
 from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
-from snapline.cli.sim_sweep_tables import show_summary
-from snapline.cli.sim_sweeps import _sweep_code
+from snapline.cli.sim_sweeps import _sweep_code, show_summary
 from snapline.errors import UsageError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.state_search import Bounds

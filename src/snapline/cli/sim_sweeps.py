@@ -1,8 +1,17 @@
-"""`snapline sim sweep` and `coverage`: many runs, and their summary."""
+"""`snapline sim sweep` and `coverage`: many runs, and their summary.
+
+Text output of a sweep: one screen of it, or everything.
+
+Counts of `snapline sim coverage`: probes, and failpoints of the product's code that a run passes.
+
+A run counts probes by itself, but passes of failpoints (`failpoints.py`) only matter to it if a fault is armed there. So each run's hook is
+wrapped by one that counts. The counts are returned among the probes, under a prefix that no probe has.
+"""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from snapline import failpoints
 from snapline.cli.command import INTERRUPTED, command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Printer, document, readable
+from snapline.cli.output import Document, DocumentTables, Printer, count, document, readable, rows_of
 from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import (
     RunOrScenario,
@@ -23,14 +33,179 @@ from snapline.cli.sim_scenarios import (
     parse_seeds,
     run_folder,
 )
-from snapline.cli.sim_sweep_tables import show_all, show_summary
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
+    from snapline.sim.choices import Choices
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
     from snapline.sim.search.sweep import SweepSummary
     from snapline.sim.search.worker import Runner
+
+
+TEXT_SHOWN_MAX, SINGLE_TEXT_MAX = 300, 600
+"""Characters shown of each finding's text, and of the text of a single finding; `-o json` has all."""
+
+FINDINGS_MAX = 2
+"""Number of findings shown on one screen of 25 lines; each takes up to eight lines."""
+
+WIDTH = 78
+FIELD = 10
+"""Widths of a line of the short form, and of its heading."""
+
+ROUNDED = 100
+"""Means of at least this value are shown as whole numbers."""
+
+METRICS_SHOWN = {
+    "turns": "turns",
+    "recoveries": "recoveries",
+    "epochs_complete": "epochs",
+    "rollback_turns": "turns undone",
+}
+"""Metric name → its label in the short form."""
+
+
+def show_summary(result: Document, tables: DocumentTables) -> None:
+    """Print one screen: verdicts, the first findings, and situations that occurred or never did."""
+    tables.line(_verdicts_line(result))
+    findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
+    for finding in findings[:FINDINGS_MAX]:
+        tables.line()
+        _show_finding(finding, tables, SINGLE_TEXT_MAX if len(findings) == 1 else TEXT_SHOWN_MAX)
+    if len(findings) > FINDINGS_MAX:
+        tables.line(f"… {count(len(findings) - FINDINGS_MAX, 'more kind')} of findings: --verbose")
+    tables.line()
+    _field(tables, "passed", _means(result))
+    _field(tables, "met", _drawn_faults(result))
+    _field(tables, "never met", _never_hit_counts(result))
+    checked = result["checked"]
+    assert isinstance(checked, int)
+    twice = (
+        f"{len(divergences)} of {count(checked, 'run')} differ"
+        if divergences
+        else f"{count(checked, 'run')}, all the same"
+    )
+    _field(tables, "twice", twice if checked else "no run")
+    for divergence in divergences[:1]:
+        tables.line(_cut(" ".join(str(divergence["words"]).split()), TEXT_SHOWN_MAX))
+
+
+def _field(tables: DocumentTables, name: str, words: str) -> None:
+    if words:
+        tables.line(f"{name:<{FIELD}}{_cut(words, WIDTH - FIELD)}")
+
+
+def _cut(words: str, characters_max: int) -> str:
+    return words if len(words) <= characters_max else f"{words[: characters_max - 1]}…"
+
+
+def _means(result: Document) -> str:
+    """Return the mean metrics of passed runs."""
+    metrics = result["metrics"]
+    if not isinstance(metrics, dict) or not metrics:
+        return ""
+    means = {word: metrics[name]["mean"] for name, word in METRICS_SHOWN.items() if name in metrics}
+    return f"mean {', '.join(f'{mean:,.{int(mean < ROUNDED)}f} {word}' for word, mean in means.items())}"
+
+
+def _drawn_faults(result: Document) -> str:
+    """Return the faults that were drawn, the most frequent first."""
+    drawn = result["drawn"]
+    faults = drawn.get("faults", {}) if isinstance(drawn, dict) else {}
+    drawn_faults = sorted(((runs, name) for name, runs in faults.items() if runs), key=lambda pair: (-pair[0], pair[1]))
+    return ", ".join(f"{name} {runs}" for runs, name in drawn_faults)
+
+
+def _never_hit_counts(result: Document) -> str:
+    never, probes, drawn = result["never_hit"], result["probes"], result["drawn"]
+    assert isinstance(never, list) and isinstance(probes, dict) and isinstance(drawn, dict)
+    hit = sum(1 for hits in probes.values() if hits)
+    parts = [f"{len(never)}/{len(never) + hit} situations"] if never else []
+    for group in ("faults", "failpoints"):
+        counts = drawn.get(group, {})
+        missing = sum(1 for runs in counts.values() if not runs)
+        parts += [f"{missing}/{len(counts)} {group}"] if missing else []
+    return f"{', '.join(parts)} (--verbose)" if parts else ""
+
+
+def show_all(result: Document, tables: DocumentTables) -> None:
+    """Print everything."""
+    tables.line(_verdicts_line(result))
+    for finding in rows_of(result, "findings"):
+        tables.line()
+        _show_finding(finding, tables, SINGLE_TEXT_MAX)
+    _show_metrics(result, tables)
+    _show_drawn(result, tables)
+    _show_checks(result, tables)
+
+
+def _verdicts_line(result: Document) -> str:
+    verdicts, runs, elapsed_s = result["verdicts"], result["runs"], result["elapsed_s"]
+    assert isinstance(verdicts, dict) and isinstance(runs, int) and isinstance(elapsed_s, float)
+    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.items() if number)
+    stopped = ", stopped" if result["is_stopped"] else ""
+    pace = f"{elapsed_s:.1f} s, {result['seeds_per_s']} runs/s"
+    return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
+
+
+def _show_finding(finding: Any, tables: DocumentTables, characters_max: int) -> None:  # Any: a row of the document
+    guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
+    seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
+    tables.line(
+        f"{finding['verdict']}: {finding['oracle']}{guarantee}, {count(finding['count'], 'run')}: seeds {seeds}"
+    )
+    text = " ".join(finding["text"].split())
+    tables.line(f"    {_cut(text, characters_max)}")
+    tables.line(f"    {finding['repeat']}")
+
+
+def _show_metrics(result: Document, tables: DocumentTables) -> None:
+    metrics = result["metrics"]
+    if not isinstance(metrics, dict) or not metrics:
+        return
+    tables.line()
+    tables.line("of the runs that passed:")
+    rows = [
+        [name, *(_number(of[key]) for key in ("mean", "low", "high", "p50", "p95", "max"))]
+        for name, of in metrics.items()
+        if of["max"] or of["mean"]
+    ]
+    tables.table(("METRIC", "MEAN", "95 % FROM", "TO", "MEDIAN", "P95", "MAX"), rows)
+
+
+def _show_drawn(result: Document, tables: DocumentTables) -> None:
+    """Print by group how many runs had which fault or setting."""
+    drawn = result["drawn"]
+    if not isinstance(drawn, dict) or not drawn:
+        return
+    tables.line()
+    tables.line("what the runs were given (so many of them):")
+    for group, counts in drawn.items():
+        given = ", ".join(f"{name} {runs}" for name, runs in counts.items() if runs)
+        tables.line(f"  {group}: {given or 'nothing'}")
+    never = result["never_drawn"]
+    assert isinstance(never, dict)
+    parts = [f"{group}: {', '.join(names)}" for group, names in never.items()]
+    tables.line(f"never given: {'; '.join(parts) or 'nothing'}")
+
+
+def _number(value: object) -> str:
+    return "?" if not isinstance(value, int | float) else f"{value:,.6g}"
+
+
+def _show_checks(result: Document, tables: DocumentTables) -> None:
+    tables.line()
+    never = result["never_hit"]
+    assert isinstance(never, list)
+    tables.line(f"probes never hit: {', '.join(never) if never else 'none'}")
+    divergences = rows_of(result, "divergences")
+    checked = result["checked"]
+    assert isinstance(checked, int)
+    outcome = f"{len(divergences)} differ" if divergences else "all the same"
+    tables.line(f"{count(checked, 'run')} made twice: {outcome}" if checked else "no run was made twice")
+    for divergence in divergences:
+        tables.line(str(divergence["words"]))
+
 
 UNDECIDED = 3
 
@@ -238,7 +413,7 @@ def coverage(
 
     Of a FOLDER its one run is made again. Exit code: 0, however the runs ended; `sim sweep` judges them.
     """
-    from snapline.cli.sim_coverage import coverage_document, show_coverage
+    pass
 
     printer = display.printer()
     runs, hits = _covered(changes, place, seeds, jobs, printer)
@@ -253,7 +428,7 @@ def _covered(
     """Return verdicts and probe hits."""
     from functools import partial
 
-    from snapline.cli.sim_coverage import run_watched
+    pass
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.search.replay import read_repro
 
@@ -272,3 +447,77 @@ def _covered(
     check_fleet(scenario)
     result = runner(scenario, seed, choices=None if record is None else RecordedChoices(record))
     return {result.verdict: 1}, result.probes
+
+
+POINT = "point "
+"""Prefix of a failpoint's name among the probes."""
+
+Hook = Callable[[str], None]
+
+
+def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
+    """Run `snapline.sim.run.run`, and add the passes of failpoints to the result's probes."""
+    from snapline.sim.run import run
+
+    passed: dict[str, int] = {}
+    with _watching(passed):
+        result = run(scenario, seed, choices=choices, mutant=mutant)
+    result.probes |= {POINT + name: passes for name, passes in sorted(passed.items())}
+    return result
+
+
+@contextmanager
+def _watching(passed: dict[str, int]) -> Iterator[None]:
+    """Count in `passed` all passes of hooks that are installed in the block."""
+    install = failpoints.install
+
+    def install_counting(hook: Hook | None) -> None:
+        def counting(name: str) -> None:
+            passed[name] = passed.get(name, 0) + 1
+            if hook is not None:
+                hook(name)
+
+        install(None if hook is None else counting)
+
+    vars(failpoints)["install"] = install_counting
+    try:
+        yield
+    finally:
+        vars(failpoints)["install"] = install
+
+
+def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
+    """Build the document of all runs' hits."""
+    from snapline.sim.faults.points import FAILPOINTS
+    from snapline.sim.oracles.probes import CATALOGUE
+
+    points = {name.removeprefix(POINT): passes for name, passes in hits.items() if name.startswith(POINT)}
+    return document(
+        "SimulationCoverage",
+        of=name,
+        runs=sum(verdicts.values()),
+        verdicts=dict(verdicts),
+        probes=[{"name": name, "hits": hits.get(name, 0), "text": probe.text} for name, probe in CATALOGUE.items()],
+        probes_never_hit=[name for name in expected if not hits.get(name)],
+        points=[
+            {"name": name, "passes": points.get(name, 0)} for name in dict.fromkeys([*FAILPOINTS, *sorted(points)])
+        ],
+        points_never_passed=[name for name in FAILPOINTS if not points.get(name)],
+    )
+
+
+def show_coverage(result: Document, tables: DocumentTables) -> None:
+    """Print the tables; probes and points that were never hit come last, where they are noticed."""
+    tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
+    tables.line()
+    points = rows_of(result, "points")
+    tables.table(("POINT OF THE CODE", "PASSES"), [(row["name"], row["passes"]) for row in points])
+    tables.line()
+    verdicts, runs = result["verdicts"], result["runs"]
+    assert isinstance(verdicts, dict) and isinstance(runs, int)
+    ended = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.items() if number)
+    tables.line(f"{count(runs, 'run')}: {ended}")
+    for words, name in (("probes never hit", "probes_never_hit"), ("points never passed", "points_never_passed")):
+        missing = result[name]
+        assert isinstance(missing, list)
+        tables.line(f"{words}: {', '.join(missing) or 'none'}")
