@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import sim_compare, sim_runs, sim_shrink, sim_sweeps
+from snapline.cli import sim_compare, sim_runs, sim_sweeps
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(sim_runs.run)
 app.command("sweep")(sim_sweeps.sweep)
 app.command("replay")(sim_runs.replay)
-app.command("shrink")(sim_shrink.shrink)
+app.command("shrink")(sim_runs.shrink)
 
 
 @app.command("explore")
