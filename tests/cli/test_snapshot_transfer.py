@@ -11,7 +11,7 @@ import typer
 from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.agent_runtime.message_encoding import encode_body
-from snapline.cli.snapshot_diff import diff
+from snapline.cli.snapshot_state import diff
 from snapline.cli.snapshot_transfer import copy, export_snapshot, import_snapshots
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.retention.holds import Holds

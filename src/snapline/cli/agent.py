@@ -16,7 +16,7 @@ from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of, text
 from snapline.cli.snapshot import Source, show_message
-from snapline.cli.snapshot_field import show_field, show_state
+from snapline.cli.snapshot_state import show_field, show_state
 from snapline.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli import snapshot_diff, snapshot_fork, snapshot_transfer
+from snapline.cli import snapshot_fork, snapshot_state, snapshot_transfer
 from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
-from snapline.cli.snapshot_field import field_document, show_field, show_state
 from snapline.cli.snapshot_retention import StorePlace
+from snapline.cli.snapshot_state import field_document, show_field, show_state
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ app.command("tag")(snapshot_keep.tag)
 app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
 app.command("history")(history)
-app.command("diff")(snapshot_diff.diff)
+app.command("diff")(snapshot_state.diff)
 app.command("fork")(snapshot_fork.fork)
 app.command("export")(snapshot_transfer.export_snapshot)
 app.command("import")(snapshot_transfer.import_snapshots)
