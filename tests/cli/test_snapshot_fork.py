@@ -9,7 +9,7 @@ import pytest
 from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.message_encoding import encode_body
-from snapline.cli.snapshot_fork import parse_settings
+from snapline.cli.snapshot_transfer import parse_settings
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line

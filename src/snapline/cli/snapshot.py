@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli import snapshot_fork, snapshot_state, snapshot_transfer
 from snapline.cli import snapshot_retention as snapshot_keep
+from snapline.cli import snapshot_state, snapshot_transfer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
@@ -226,7 +226,7 @@ app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
 app.command("history")(history)
 app.command("diff")(snapshot_state.diff)
-app.command("fork")(snapshot_fork.fork)
+app.command("fork")(snapshot_transfer.fork)
 app.command("export")(snapshot_transfer.export_snapshot)
 app.command("import")(snapshot_transfer.import_snapshots)
 app.command("copy")(snapshot_transfer.copy)
@@ -314,7 +314,7 @@ def _show_head(result: Document, tables: DocumentTables) -> None:
 
 def _fork(result: Document) -> str | None:
     fork = result.get("fork")
-    return snapshot_fork.describe(fork) if isinstance(fork, dict) else None
+    return snapshot_transfer.describe(fork) if isinstance(fork, dict) else None
 
 
 def _state(row: Document) -> str:

@@ -15,7 +15,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, concern_lines, rows_of
 from snapline.cli.progress import DEGRADED
-from snapline.cli.snapshot_fork import describe
+from snapline.cli.snapshot_transfer import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
 if TYPE_CHECKING:
