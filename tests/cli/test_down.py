@@ -10,7 +10,7 @@ from tests.kit.command_line import Run
 
 from snapline.cli import fleet_locations
 from snapline.cli.settings import UserSettings
-from snapline.cli.up_background import recorded_plan
+from snapline.cli.up import recorded_plan
 from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import NotFoundError

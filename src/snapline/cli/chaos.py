@@ -21,8 +21,18 @@ from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import Context, UserSettings
 from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
-from snapline.cli.up import Address, Certificates, Cpus, Insecure, Place, SbatchOptions, TlsDomain, number_of
-from snapline.cli.up_background import KEYS, plan_of
+from snapline.cli.up import (
+    KEYS,
+    Address,
+    Certificates,
+    Cpus,
+    Insecure,
+    Place,
+    SbatchOptions,
+    TlsDomain,
+    number_of,
+    plan_of,
+)
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
