@@ -5,7 +5,7 @@ and repeats some that have a receipt. It also gives up, drops open sends, or clo
 to the oracle (`oracles/inputs.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
 and to some that have stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/requests.py` does on a real one. Each request returns as one event to
+`ClientCalls` executes the core's requests on the simulated network, as `client/open_requests.py` does on a real one. Each request returns as one event to
 the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its answer may be lost. As over a stream, a
 duplicated request has no answer, since its stream has broken. A host that is down, or without a connection, has certainly accepted nothing. Data
 written to a connection arrives when the network is healed or the host resumes, and the host reads it then, whether or not the client still waits.

@@ -15,7 +15,7 @@ from tests.security.certificates import Authority
 
 import snapline
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.client import connecting, core, open_sends, queues
+from snapline.client import connecting, core, open_requests, queues
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.outcomes import Receipt
@@ -226,7 +226,7 @@ async def test_large_inputs_arrive_and_do_not_keep_others_waiting_for_ever() -> 
 
 
 async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_sends, "SENDS_MAX", 10)
+    monkeypatch.setattr(open_requests, "SENDS_MAX", 10)
     async with fleet_and_client() as (fleet, client):
         most = 0
         take = fleet.books.take

@@ -14,20 +14,18 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.client import connecting, operator_commands, requests
+from snapline.client import connecting, open_requests, operator_commands
 from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.hosts import HostCalls
 from snapline.client.input_validation import AgentInput, check_timeout, input_of
-from snapline.client.open_sends import Sends
+from snapline.client.open_requests import Sends, WaitingAsks, fail_all
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.outcomes import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.client.views import ask_until_answered, waiting_agents
-from snapline.client.waiting import fail_all
-from snapline.client.waiting_asks import WaitingAsks
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO
@@ -427,12 +425,12 @@ class Client:
                     self._asking.finish(command)
                 case ev.AskHost():
                     question = self._asking.question(command.ask)
-                    self._start(self._hand_back(requests.ask(self._hosts, command, question)))
+                    self._start(self._hand_back(open_requests.ask(self._hosts, command, question)))
                 case ev.LookUpAgents():
-                    self._start(self._hand_back(requests.find(self._coordinator, command)))
+                    self._start(self._hand_back(open_requests.find(self._coordinator, command)))
                 case ev.OfferInputs():
                     inputs = [self._sends.waiting[send].given for send in command.sends]
-                    self._start(self._hand_back(requests.offer(self._hosts, command, inputs)))
+                    self._start(self._hand_back(open_requests.offer(self._hosts, command, inputs)))
         if self._timer is not None:
             self._timer.cancel()
         wakeup_ns = self._core.wakeup_ns

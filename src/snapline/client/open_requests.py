@@ -1,0 +1,225 @@
+"""Open inputs of a client, up to a limit and in the order of the calls, each with the program that waits for its receipt.
+
+Waiting sends of a client: the input of each, and the future of the waiting program.
+
+Programs that wait for answers: the client's record of each, and the limit on their number.
+
+A client's requests: each is carried out and always returns one event for the core.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from snapline.client import events as ev
+from snapline.client.hosts import HostCalls, OfferError
+from snapline.client.input_validation import check_timeout
+from snapline.client.outcomes import Receipt, ending_of
+from snapline.errors import SnaplineError, UsageError
+from snapline.messages.client_wire import encode_ask
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.inputs import GivenInput
+
+
+class WaitingSend:
+    """An input and the program that waits for its receipt."""
+
+    __slots__ = ("ending", "given")
+
+    def __init__(self, given: GivenInput) -> None:
+        self.given = given
+        self.ending: asyncio.Future[Receipt | SnaplineError] = asyncio.get_running_loop().create_future()
+
+
+def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
+    """Fail all futures with an error: a bug of ours must not make a program wait forever."""
+    for ending in endings:
+        if not ending.done():
+            ending.set_exception(error)
+            ending.exception()  # marks it as retrieved: a program that still waits gets it, but there may be none
+
+
+def late(given: GivenInput) -> SnaplineError:
+    """Return the outcome of a send that was never entered because of the limits."""
+    finish = ev.FinishSend(
+        0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more"
+    )
+    outcome = ending_of(finish, given.agent, given.key)
+    assert isinstance(outcome, SnaplineError), "it was not taken"
+    return outcome
+
+
+SENDS_MAX = 10_000
+SENDS_BYTES_MAX = 64 * 1024 * 1024
+"""Largest size of inputs that a client holds at once, several requests for many hosts. Beyond either limit, further inputs wait."""
+
+
+class Sends:
+    """Open sends of one client. `feed` hands events to its core; `waiting`: number → send."""
+
+    def __init__(self, feed: Callable[[ev.Event], None]) -> None:
+        self._feed = feed
+        self.waiting: dict[int, WaitingSend] = {}
+        self._bytes = 0
+        self._count = 0
+        self._gate = asyncio.Lock()
+        self._room = asyncio.Event()
+
+    async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
+        """Return the outcome of each input, in order."""
+        check_timeout(timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        entered: dict[int, WaitingSend] = {}
+        try:
+            await self._enter(inputs, deadline_s, entered)
+            endings = [await waiting.ending for waiting in entered.values()]
+        except asyncio.CancelledError:
+            self._drop(entered)
+            raise
+        return [*endings, *[late(given) for given in inputs[len(endings) :]]]
+
+    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
+        """Hand the inputs to the core in the order of the calls, within the limits."""
+        try:
+            async with asyncio.timeout_at(deadline_s), self._gate:
+                at = 0
+                while at < len(inputs):
+                    await self._wait_for_room()
+                    at += self._enter_some(inputs[at:], deadline_s, entered)
+        except TimeoutError:
+            return
+
+    async def _wait_for_room(self) -> None:
+        while len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
+        """Enter as many inputs as the limits allow, at least one; return their number."""
+        sends: list[ev.Send] = []
+        for item in inputs:
+            if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
+                break
+            self._count += 1
+            size_bytes = len(item.payload)
+            entered[self._count] = self.waiting[self._count] = WaitingSend(item)
+            self._bytes += size_bytes
+            sends.append(ev.Send(self._count, item.agent, size_bytes, round(deadline_s * 1e9)))
+        self._feed(ev.InputsGiven(tuple(sends)))
+        return len(sends)
+
+    def _drop(self, entered: dict[int, WaitingSend]) -> None:
+        """Drop sends that no program waits for any more. Sends in a request may still be accepted."""
+        dropped = tuple([send for send in entered if send in self.waiting])
+        for send in dropped:
+            self._forget(send)
+        self._feed(ev.SendsDropped(dropped))
+
+    def _forget(self, send: int) -> WaitingSend:
+        waiting = self.waiting.pop(send)
+        self._bytes -= len(waiting.given.payload)
+        self._room.set()
+        return waiting
+
+    def finish(self, said: ev.FinishSend) -> None:
+        """Record the core's outcome of a send."""
+        waiting = self._forget(said.send)
+        if not waiting.ending.done():
+            waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
+
+
+ASKS_MAX = 1000
+"""Largest number of answers that a client waits for at once; further asks wait until one of them ends."""
+
+ROOM_S = 1.0
+"""Extra time that an ask waits for a free slot after its deadline, so that the core's decision comes first."""
+
+
+class _Waiting:
+    __slots__ = ("ending", "question")
+
+    def __init__(self, question: bytes) -> None:
+        self.question = question
+        self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
+
+
+class WaitingAsks:
+    """Waiting asks of one client. `feed`: hands an event to its core."""
+
+    def __init__(self, feed: Callable[[ev.Event], None]) -> None:
+        self._feed = feed
+        self._room = asyncio.Semaphore(ASKS_MAX)
+        self._waiting: dict[int, _Waiting] = {}
+        self._count = 0
+
+    async def wait_for_answer(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
+        """Wait for the outcome of an accepted input with this key, until the loop's time `deadline_s`."""
+        try:
+            async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
+                return await self._ask(agent, key, deadline_s, is_early=is_early)
+        except TimeoutError:
+            return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
+
+    async def wait_for_answer_to(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
+        """Wait for the outcome of the input of a receipt."""
+        return await self.wait_for_answer(receipt.agent, receipt.key, deadline_s, is_early=is_early)
+
+    async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
+        self._count += 1
+        number = self._count
+        waiting = self._waiting[number] = _Waiting(encode_ask(agent, key, is_early=is_early))
+        try:
+            self._feed(ev.AnswerRequested(number, agent, round(deadline_s * 1e9)))
+            return await waiting.ending
+        except asyncio.CancelledError:
+            self._feed(ev.AskDropped(number))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def question(self, ask: int) -> bytes:
+        """Return the question for a host."""
+        return self._waiting[ask].question
+
+    def finish(self, said: ev.FinishAsk) -> None:
+        """Record the core's decision; the waiting program may be gone."""
+        waiting = self._waiting.get(said.ask)
+        if waiting is not None and not waiting.ending.done():
+            waiting.ending.set_result(said)
+
+    @property
+    def endings(self) -> list[asyncio.Future[ev.FinishAsk]]:
+        """Return the futures of all waiting asks."""
+        return [waiting_ask.ending for waiting_ask in self._waiting.values()]
+
+
+async def find(coordinator: CoordinatorClient, command: ev.LookUpAgents) -> ev.Event:
+    """Ask the coordinator for the places of agents."""
+    try:
+        return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
+    except Exception as error:  # every request must return an event, or its agents would wait forever
+        return ev.LookupFailed(command.request, str(error), is_final=isinstance(error, UsageError))
+
+
+async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
+    """Offer inputs to a host."""
+    try:
+        outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
+        return ev.RequestAnswered(command.request, outcomes)
+    except Exception as error:
+        return _failed(command.request, error)
+
+
+async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
+    """Wait for an answer from a host."""
+    try:
+        outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
+        return ev.AnswerHeard(command.request, outcome)
+    except Exception as error:
+        return _failed(command.request, error)
+
+
+def _failed(request: int, error: Exception) -> ev.RequestFailed:
+    if isinstance(error, OfferError):
+        return ev.RequestFailed(request, error.reason, error.is_unsent, error.is_final)
+    return ev.RequestFailed(request, f"{type(error).__name__}: {error}")
