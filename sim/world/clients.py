@@ -45,7 +45,7 @@ LATE_NS = 600 * MS
 """Extra delay of a late request."""
 
 CONNECT_NS = 2000 * MS
-"""Timeout of a connection attempt, as in `client/hosts.py`."""
+"""Timeout of a connection attempt, as in `client/host_calls.py`."""
 
 WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
 """Period and number of retransmissions on a blocked connection."""

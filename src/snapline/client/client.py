@@ -19,13 +19,12 @@ from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.hosts import HostCalls
+from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
 from snapline.client.input_validation import AgentInput, check_timeout, input_of
 from snapline.client.open_requests import Sends, WaitingAsks, fail_all
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.outcomes import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.outputs import OutputsRequest, requested_outputs
-from snapline.client.views import ask_until_answered, waiting_agents
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO

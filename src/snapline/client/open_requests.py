@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from snapline.client import events as ev
-from snapline.client.hosts import HostCalls, OfferError
+from snapline.client.host_calls import HostCalls, OfferError
 from snapline.client.input_validation import check_timeout
 from snapline.client.outcomes import Receipt, ending_of
 from snapline.errors import SnaplineError, UsageError

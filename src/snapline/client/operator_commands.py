@@ -15,10 +15,17 @@ import msgspec
 
 from snapline.agent_runtime.durable import encode_result
 from snapline.client import events as ev
-from snapline.client.hosts import HostCalls, OfferError
+from snapline.client.host_calls import (
+    FIND_S_MAX,
+    WAIT_LEAST_S,
+    WAIT_MOST_S,
+    HostCalls,
+    OfferError,
+    ask_every_host,
+    owner_of,
+)
 from snapline.client.outcomes import Receipt, ReplyReader
 from snapline.client.queues import Place
-from snapline.client.views import FIND_S_MAX, WAIT_LEAST_S, WAIT_MOST_S, ask_every_host, owner_of
 from snapline.errors import (
     CoordinatorUnavailableError,
     InputDeadLetteredError,

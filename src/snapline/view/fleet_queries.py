@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from snapline.client.client import TIMEOUT_S, Client, open_client
-from snapline.client.hosts import HostCalls
-from snapline.client.views import recent_traces
+from snapline.client.host_calls import HostCalls, recent_traces
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
