@@ -25,7 +25,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,19 +43,22 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
 	@$(BIN)/snapline demo -o table $(ARGS)
 
-test: $(STAMP)  ## the tests: some fifteen minutes on two cores
+test: $(STAMP)  ## tests without processes, and one with them for each promise of the README
 ifdef ARGS
 	@$(BIN)/python -m pytest -q $(ARGS)
 else
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow and (promise or not processes)'
 endif
+
+test-all: $(STAMP)  ## all tests but the slow ones
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets
 	@$(BIN)/python -m pytest -q -m slow --timeout 3600 $(ARGS)
 
 check: format lint contracts  ## exactly what CI runs
 	@$(MAKE) --no-print-directory -j 2 types collected
-	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-all
 
 format: $(STAMP)  ## is everything formatted? (`make format FIX=1` formats)
 	@$(BIN)/ruff format $(if $(FIX),,--check) .

@@ -6,7 +6,9 @@ Some tests fork this process, others have gRPC in it: it must be told so before 
 """
 
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from snapline.cli.garbage_collection import collect_rarely, freeze_imported
@@ -18,11 +20,34 @@ collect_rarely()
 settings.register_profile("snapline", deadline=None)
 settings.load_profile("snapline")
 
+HERE = Path(__file__).parent
+PROCESS_FOLDERS = ("access", "adapters", "chaos", "containers", "deploy", "integration")
+PROCESS_FILES = (
+    "channels/test_grpc_link.py",
+    "cli/test_run.py",
+    "coordinator/test_process.py",
+    "coordinator/test_server.py",
+    "house/test_api_page.py",
+    "house/test_packages.py",
+    "house/test_texts.py",
+    "house/test_ways.py",
+    "sim/test_pytest_plugin.py",
+)
+"""Tests with the marker `processes`: they start fleets, commands or builds. `make test` runs those of them that pin a promise."""
+
 
 def pytest_configure() -> None:
     """A shell's job in the background ignores Ctrl-C, and so would everything that a test starts and then interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
+        if file.startswith(PROCESS_FOLDERS) or file in PROCESS_FILES:
+            item.add_marker(pytest.mark.processes)
 
 
 def pytest_collection_finish() -> None:

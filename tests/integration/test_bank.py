@@ -15,6 +15,7 @@ ARGUMENTS = {"agents": "12", "tokens": "50", "period": "0.5"}
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.promise
 async def test_a_fleet_runs_to_its_end_and_leaves_whole_and_consistent_snapshots(data_dir: Path) -> None:
     stop = data_dir.with_name("stop")
     arguments = {**ARGUMENTS, "stop": str(stop)}

@@ -73,6 +73,7 @@ def order_of(states: dict[str, Counts | Notes], number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("chandy-lamport", marks=pytest.mark.slow), "hmnr"])
+@pytest.mark.promise
 async def test_each_input_is_consumed_once_while_a_host_is_killed_and_recovered(data_dir: Path, protocol: str) -> None:
     stop = data_dir.with_name("stop")
     receipts: dict[int, Receipt] = {}

@@ -107,6 +107,7 @@ def epoch_of(store: Path, name: str) -> int | None:
     return pack.epoch if pack is not None else layout.parse_ref_path(name)
 
 
+@pytest.mark.promise
 def test_a_flipped_byte_is_found_with_its_file_and_epoch(stopped: Path, data_dir: Path) -> None:
     shutil.copytree(stopped, data_dir)
     check_all_found(data_dir / "store", files_per_kind=1, positions=POSITIONS)
@@ -158,6 +159,7 @@ def _rows(value: object) -> list[dict[str, object]]:
     return value
 
 
+@pytest.mark.promise
 async def test_a_fleet_goes_back_to_the_newest_epoch_that_is_whole(stopped: Path, data_dir: Path) -> None:
     """The newest epoch has a damaged pack, the one before a damaged manifest, the one before that a damaged ref."""
     shutil.copytree(stopped, data_dir)

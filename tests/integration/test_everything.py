@@ -52,6 +52,7 @@ def check_dead_letters(final: dict[str, AgentCheckpoint]) -> None:
     assert ["there is no agent 'nobody'" in letter.error for letter in final["source"].dead_letters] == [True]
 
 
+@pytest.mark.promise
 async def test_everything_happens_exactly_once_although_hosts_are_killed(data_dir: Path) -> None:
     """Agents created after the line are void, and created again under the same ids."""
     async with running(data_dir, "everything:fleet") as fleet:

@@ -44,6 +44,7 @@ async def read_in_pieces(data_dir: Path, found: list[Output], *, stop: Path) -> 
 @pytest.mark.parametrize(
     ("protocol", "coordinators"), [("chandy-lamport", 3), pytest.param("hmnr", 1, marks=pytest.mark.slow)]
 )
+@pytest.mark.promise
 async def test_readers_have_each_output_once_whatever_is_killed(
     data_dir: Path, protocol: str, coordinators: int
 ) -> None:

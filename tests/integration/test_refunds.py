@@ -39,6 +39,7 @@ async def test_a_host_that_dies_right_after_a_payment(tmp_path: Path, unsafe: st
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.promise
 async def test_some_refunds_arrive_once_whatever_is_killed(data_dir: Path, first_seed: int, figures: list[str]) -> None:
     outcome = await refund_run(data_dir, random.Random(first_seed), protocol="chandy-lamport", orders=SOME, kills_max=3)
     figures.append(f"SNAPLINE_SEED={first_seed}: {outcome}")

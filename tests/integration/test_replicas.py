@@ -94,6 +94,7 @@ async def test_a_minority_stays_away_and_comes_back(bank: Running) -> None:
     await bank.until_more_epochs(2)
 
 
+@pytest.mark.promise
 async def test_the_leader_and_a_host_are_killed_together(bank: Running) -> None:
     """A recovery plan survives its leader: there is one plan, and it is finished."""
     earlier = len(await bank.recoveries())

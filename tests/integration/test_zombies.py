@@ -59,6 +59,7 @@ async def test_a_host_that_wakes_after_its_agents_have_moved_starts_over_without
     check_that_h2_was_in_no_later_plan(data_dir)
 
 
+@pytest.mark.promise
 async def test_a_host_that_wakes_after_it_was_replaced_is_turned_away(data_dir: Path) -> None:
     commands = SnaplineCommands(
         data_dir=data_dir,
