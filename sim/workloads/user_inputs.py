@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.client.input_validation import AgentInput, input_of
+from snapline.client.input_outcomes import AgentInput, input_of
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.inputs import GivenInput
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
-from snapline.client.input_validation import AgentInput
+from snapline.client.input_outcomes import AgentInput
 from snapline.coordinator.service.fleet_answers import located
 from snapline.errors import SnaplineError
 from snapline.messages.answers import LocatedAgent

@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
+    from snapline.client.input_outcomes import Receipt, Reply
     from snapline.client.operator_commands import DeadLetterResult
-    from snapline.client.outcomes import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.views import AgentState
@@ -116,9 +116,9 @@ _HOMES = {
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
-    "Receipt": "snapline.client.outcomes",
+    "Receipt": "snapline.client.input_outcomes",
     "RecoveryLine": "snapline.client.analysis",
-    "Reply": "snapline.client.outcomes",
+    "Reply": "snapline.client.input_outcomes",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "DeadLetterResult": "snapline.client.operator_commands",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",

@@ -18,7 +18,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.client import connecting, core, open_requests, queues
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
-from snapline.client.outcomes import Receipt
+from snapline.client.input_outcomes import Receipt
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,

@@ -19,8 +19,7 @@ import snapline
 from snapline import errors
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted, encode_message
 from snapline.client.client import Client
-from snapline.client.input_validation import ExternalMessage
-from snapline.client.outcomes import Receipt
+from snapline.client.input_outcomes import ExternalMessage, Receipt
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader

@@ -20,7 +20,7 @@ from tests.integration.secured import PACED_BANK, running_secured
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
-from snapline.client.outcomes import Receipt
+from snapline.client.input_outcomes import Receipt
 from snapline.errors import AgentMissingError, InputRefusedError, UsageError
 from snapline.examples.bank import Tokens
 

@@ -20,10 +20,18 @@ from snapline.client.analysis import RecoveryLine
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
-from snapline.client.input_validation import AgentInput, check_timeout, input_of
+from snapline.client.input_outcomes import (
+    AgentInput,
+    Receipt,
+    Reply,
+    ReplyReader,
+    answer_error,
+    check_timeout,
+    input_of,
+    snapshot_of,
+)
 from snapline.client.open_requests import Sends, WaitingAsks, fail_all
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
-from snapline.client.outcomes import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id

@@ -13,8 +13,7 @@ from typing import Any
 
 from snapline.client import events as ev
 from snapline.client.host_calls import HostCalls, OfferError
-from snapline.client.input_validation import check_timeout
-from snapline.client.outcomes import Receipt, ending_of
+from snapline.client.input_outcomes import Receipt, check_timeout, ending_of
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.client_wire import encode_ask
 from snapline.messages.coordinator_client import CoordinatorClient

@@ -24,7 +24,7 @@ from snapline.client.host_calls import (
     ask_every_host,
     owner_of,
 )
-from snapline.client.outcomes import Receipt, ReplyReader
+from snapline.client.input_outcomes import Receipt, ReplyReader
 from snapline.client.queues import Place
 from snapline.errors import (
     CoordinatorUnavailableError,

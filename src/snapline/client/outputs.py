@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
-from snapline.client.input_validation import check_timeout
+from snapline.client.input_outcomes import check_timeout
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
-from snapline.client.input_validation import CALLER_TRACE, ExternalMessage
+from snapline.client.input_outcomes import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.browser_headers import is_from_other_site, is_this_machine
 from snapline.gateway.limits import RequestLimits
