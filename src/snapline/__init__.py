@@ -73,12 +73,12 @@ if TYPE_CHECKING:
     )
     from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
-    from snapline.client.analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
     from snapline.client.input_outcomes import Receipt, Reply
     from snapline.client.operator_commands import DeadLetterResult
     from snapline.client.sync_client import SyncClient
+    from snapline.client.trace_analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.views import AgentState
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
@@ -102,7 +102,7 @@ _HOMES = {
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.snapshots.cut",
     "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
-    "DominoReport": "snapline.client.analysis",
+    "DominoReport": "snapline.client.trace_analysis",
     "Effect": "snapline.agent_runtime.effect_ledger",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
@@ -117,7 +117,7 @@ _HOMES = {
     "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
     "Receipt": "snapline.client.input_outcomes",
-    "RecoveryLine": "snapline.client.analysis",
+    "RecoveryLine": "snapline.client.trace_analysis",
     "Reply": "snapline.client.input_outcomes",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "DeadLetterResult": "snapline.client.operator_commands",
@@ -125,7 +125,7 @@ _HOMES = {
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
-    "Trace": "snapline.client.analysis",
+    "Trace": "snapline.client.trace_analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
@@ -133,7 +133,7 @@ _HOMES = {
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
     "open_store": "snapline.agent_runtime.snapshots.reader",
-    "open_trace": "snapline.client.analysis",
+    "open_trace": "snapline.client.trace_analysis",
     "tracked_array": "snapline.storage.capture.tracked",
 }
 

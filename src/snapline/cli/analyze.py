@@ -129,7 +129,7 @@ def read(place: str) -> "Trace":
         UsageError: the file cannot be opened.
         TraceError: the trace cannot be read, or contradicts itself.
     """
-    from snapline.client.trace_files import read_file
+    from snapline.client.trace_analysis import read_file
 
     return read_file(place)
 
@@ -140,7 +140,7 @@ def is_folder(place: str, merged: Path | None) -> bool:
     Raises:
         UsageError: `place` is no folder, but `merged` is given.
     """
-    from snapline.client.trace_files import STANDARD_INPUT, name_of
+    from snapline.client.trace_analysis import STANDARD_INPUT, name_of
 
     is_directory = place != STANDARD_INPUT and Path(place).is_dir()
     if merged is not None and not is_directory:
@@ -155,7 +155,7 @@ def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) ->
         UsageError: there are no traces, or a file cannot be opened or written.
         TraceError: a trace cannot be read, or traces contradict each other.
     """
-    from snapline.client.trace_files import SUFFIX, merge_folder, read_merged
+    from snapline.client.trace_analysis import SUFFIX, merge_folder, read_merged
 
     if merged is not None and merged.suffix == SUFFIX and merged.absolute().parent == folder.absolute():
         raise UsageError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")

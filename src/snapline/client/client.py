@@ -16,7 +16,6 @@ from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.client import connecting, open_requests, operator_commands
 from snapline.client import events as ev
-from snapline.client.analysis import RecoveryLine
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
@@ -33,6 +32,7 @@ from snapline.client.input_outcomes import (
 from snapline.client.open_requests import Sends, WaitingAsks, fail_all
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.outputs import OutputsRequest, requested_outputs
+from snapline.client.trace_analysis import RecoveryLine
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO

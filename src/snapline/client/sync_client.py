@@ -11,11 +11,11 @@ from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
 from snapline.client.input_outcomes import AgentInput, Receipt, Reply
 from snapline.client.operator_commands import DeadLetterResult
+from snapline.client.trace_analysis import RecoveryLine
 from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from snapline.client.trace_files import SUFFIX, read_trace_events
+from snapline.client.trace_analysis import SUFFIX, read_trace_events
 from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, draw_window
 from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.views import RecentTrace
