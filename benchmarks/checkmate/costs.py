@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from benchmarks import piggyback
 
-from snapline.sim.workloads.costs import Costs
+from snapline.sim.workloads.workload import Costs
 
 MESSAGE_NS = 37_000
 """CPU time of a message between hosts under the default protocol: docs/performance.md, "A message, beside peers"."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.sim.run import run
-from snapline.sim.workloads.costs import Costs
+from snapline.sim.workloads.workload import Costs
 from snapline.sim.world.recording import Recording
 
 MODES = ("chandy-lamport", "uncoordinated", "hmnr")
