@@ -23,8 +23,7 @@ from snapline.adapters.grpc.embedded_host import EmbeddedHost
 from snapline.adapters.grpc.ledger import LOST_ANSWER, RUN, CallAnswer, CallLedger, CallStamp, ServiceCall, judge
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
-from snapline.adapters.grpc.service_agent import CutService, ServiceAgent, ServiceState
-from snapline.adapters.grpc.service_interfaces import FencedCall
+from snapline.adapters.grpc.service_agent import CutService, FencedCall, ServiceAgent, ServiceState
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent

@@ -23,7 +23,7 @@ from snapline.adapters.grpc.ledger import (
     answer_stamp,
     encode_stamp,
 )
-from snapline.adapters.grpc.service_interfaces import ChannelInterface, MemberInterface
+from snapline.adapters.grpc.service_agent import ChannelInterface, MemberInterface
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
 """Shortest and longest pause between two attempts, doubled each time; gRPC itself waits a second or more for a connection."""

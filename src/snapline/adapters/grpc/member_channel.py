@@ -12,7 +12,7 @@ import grpc.aio
 
 from snapline.adapters.grpc.ledger import RUN, CallAnswer, HandlerExecution, ServiceCall
 from snapline.adapters.grpc.member_call import MemberCall, raise_fenced
-from snapline.adapters.grpc.service_interfaces import MemberInterface
+from snapline.adapters.grpc.service_agent import MemberInterface
 from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
 
 ALL = "*"

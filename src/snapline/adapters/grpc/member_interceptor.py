@@ -26,7 +26,7 @@ from snapline.adapters.grpc.ledger import (
     encode_stamp,
 )
 from snapline.adapters.grpc.member_call import CODES
-from snapline.adapters.grpc.service_interfaces import MemberInterface
+from snapline.adapters.grpc.service_agent import MemberInterface
 from snapline.adapters.grpc.streams import collected, listed, unpack
 
 log = logging.getLogger("snapline.grpc")

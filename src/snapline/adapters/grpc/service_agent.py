@@ -2,13 +2,17 @@
 
 The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. Its state is built when a cut is taken: the
 service's state, and the ledger of its calls. So epochs, plans, the store and recovery are those of any fleet.
+
+Interfaces of a member and a channel, as used by calls and handlers.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from snapline.adapters.grpc.ledger import LedgerImage
+from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, CallStamp, LedgerImage, ServiceCall
 from snapline.agent_runtime.agent import Agent, OnError
 
 
@@ -55,3 +59,60 @@ class ServiceAgent(Agent):
 
     def __init__(self, state: ServiceState | None = None) -> None:
         super().__init__(ServiceState() if state is None else state)
+
+
+class FencedCall(Protocol):
+    """A call that waits for its answer."""
+
+    def fence(self) -> None:
+        """End the call: the fleet rolls back."""
+
+
+class MemberInterface(Protocol):
+    """Interface of `Member`, documented there."""
+
+    agent: str
+    plan: int
+    ledger: CallLedger
+    reenter: Callable[[], Awaitable[None]] | None
+
+    @property
+    def seen(self) -> int: ...
+
+    async def admit(self, stamp: CallStamp | None) -> bool: ...
+
+    async def record(self, epoch: int) -> None: ...
+
+    async def left(self, plan: int) -> None: ...
+
+    async def other_run(self, call_id: str) -> None: ...
+
+    def start(self, work: Any) -> "asyncio.Task[Any]": ...
+
+    def made(self, call: FencedCall) -> None: ...
+
+    def ended(self, call: FencedCall) -> None: ...
+
+    def handler_began(self, task: "asyncio.Task[Any]") -> None: ...
+
+    def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None: ...
+
+    def answered(self, call: ServiceCall, answer: CallAnswer) -> None: ...
+
+
+class ChannelInterface(Protocol):
+    """Interface of `MemberChannel`."""
+
+    member_plan: int
+
+    def attempt(self, call: ServiceCall, **options: Any) -> Any: ...
+
+
+class MethodInterface(Protocol):
+    """Interface of `MemberMethod`."""
+
+    wanted: ServiceCall
+
+    def make(self, request: Any, options: dict[str, Any]) -> Any: ...
+
+    def decoded(self, response: bytes) -> Any: ...

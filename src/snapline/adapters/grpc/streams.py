@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from snapline.adapters.grpc.ledger import ServiceCall
-from snapline.adapters.grpc.service_interfaces import MethodInterface
+from snapline.adapters.grpc.service_agent import MethodInterface
 from snapline.errors import UsageError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
