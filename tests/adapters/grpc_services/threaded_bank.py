@@ -19,7 +19,7 @@ from tests.adapters.grpc_services import token_bank
 from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, PROTO, TILLS, Coins, Kept, mesh, mixed
 
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
-from snapline.adapters.grpc.streams import unpack
+from snapline.adapters.grpc.member_call import unpack
 from snapline.adapters.grpc.threaded_member import ThreadedMember
 
 GIVING, SERVING = 3, 16

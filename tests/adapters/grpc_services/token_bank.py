@@ -18,7 +18,7 @@ from tests.adapters.grpc_services.bank_fleets import BESIDE_TILLS, PROTO, TILLS,
 
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
 from snapline.adapters.grpc.member import Member
-from snapline.adapters.grpc.streams import unpack
+from snapline.adapters.grpc.member_call import unpack
 from snapline.agent_runtime.fleet import Fleet
 
 

@@ -11,9 +11,8 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.ledger import RUN, CallAnswer, HandlerExecution, ServiceCall
-from snapline.adapters.grpc.member_call import MemberCall, raise_fenced
+from snapline.adapters.grpc.member_call import MemberCall, MemberStream, StreamAttempt, pack, raise_fenced
 from snapline.adapters.grpc.service_agent import MemberInterface
-from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
 
 ALL = "*"
 

@@ -25,9 +25,8 @@ from snapline.adapters.grpc.ledger import (
     call_stamp,
     encode_stamp,
 )
-from snapline.adapters.grpc.member_call import CODES
+from snapline.adapters.grpc.member_call import CODES, collected, listed, unpack
 from snapline.adapters.grpc.service_agent import MemberInterface
-from snapline.adapters.grpc.streams import collected, listed, unpack
 
 log = logging.getLogger("snapline.grpc")
 

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, NoReturn, Self
 import grpc
 
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
-from snapline.adapters.grpc.member_call import CODES, MemberCall, rpc_error
+from snapline.adapters.grpc.member_call import CODES, MemberCall, rpc_error, unpack
 from snapline.adapters.grpc.member_channel import ALL, MemberChannel, MemberMethod
 from snapline.adapters.grpc.member_threads import MemberThreads, Reenter
-from snapline.adapters.grpc.streams import unpack
 from snapline.errors import UsageError
 
 

@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import grpc
 
 from snapline.adapters.grpc.ledger import RUN, HandlerRun, call_stamp
-from snapline.adapters.grpc.member_call import CODES
+from snapline.adapters.grpc.member_call import CODES, pack, unpack
 from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
 from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, RegisteredThread, Work
 from snapline.adapters.grpc.service_agent import MemberInterface
-from snapline.adapters.grpc.streams import pack, unpack
 
 Behavior = Callable[[Any, Any], Any]
 
