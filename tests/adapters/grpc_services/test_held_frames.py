@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from snapline.adapters.grpc.held_messages import HELD_S, HeldFrames, newest_epoch
+from snapline.adapters.grpc.member import HELD_S, HeldFrames, newest_epoch
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, OpenChannel, encode_marker, encode_open
 
 OPEN = OpenChannel(1, "a", "b", 1, 1, 1)

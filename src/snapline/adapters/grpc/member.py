@@ -7,31 +7,207 @@
 
 The member holds a host of the fleet (`embedded_host.py`) and the ledger of the service's calls (`ledger.py`). It decides when a cut of the service
 is taken, and fences work of an older history. Everything runs in one event loop, so all work between two awaits is one atomic piece.
+
+A host of the fleet that runs in a service's event loop and calls the service's member at seven points.
+
+Frames of other hosts that announce an epoch are held until the service is ready for it; each link keeps its order.
+
+The host records an epoch when it first learns of it, and refuses it if the service is not ready. The member can delay the coordinator's message and
+the stamps of calls. Frames are delayed here, as if they were still in transit, but not so long that the link is suspected.
 """
 
 import asyncio
 import contextvars
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.embedded_host import EmbeddedHost
 from snapline.adapters.grpc.ledger import LOST_ANSWER, RUN, CallAnswer, CallLedger, CallStamp, ServiceCall, judge
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, FencedCall, ServiceAgent, ServiceState
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.process import HostOptions
+from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.agent_runtime.message_encoding import encode_message
+from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
 from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
+from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.security.transport import Security
+from snapline.storage.capture.image import StateImage
+
+HELD_S = 1.0
+"""Longest time that a frame is held before it is delivered anyway. Links are suspected after 2 s of silence."""
+
+HELD_CHECK_PERIOD_S = 0.005
+"""Time between two checks, as `member.READY_LOOK_S`."""
+
+
+class HeldFrames:
+    """See the module. `receive`: passes a frame to the host; `may`: whether the service may record an epoch later than `begun()` now."""
+
+    def __init__(
+        self, receive: Callable[[str, Frame], None], begun: Callable[[], int], may: Callable[[], bool]
+    ) -> None:
+        self._receive, self._begun, self._may = receive, begun, may
+        self._held: dict[str, deque[tuple[int, Frame]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def received(self, peer: str, frame: Frame) -> None:
+        """Receive a frame. Raise ProtocolError if a control item in it is invalid."""
+        held, newest = self._held.get(peer), newest_epoch(frame)
+        if held is not None:
+            held.append((newest, frame))
+        elif newest <= self._begun() or self._may():
+            self._receive(peer, frame)
+        else:
+            held = self._held[peer] = deque([(newest, frame)])
+            task = asyncio.get_running_loop().create_task(self._release(peer, held))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, peer: str, held: "deque[tuple[int, Frame]]") -> None:
+        until_s = time.monotonic() + HELD_S
+        while held and self._held.get(peer) is held:
+            newest, frame = held[0]
+            if newest > self._begun() and time.monotonic() < until_s and not self._may():
+                await asyncio.sleep(HELD_CHECK_PERIOD_S)
+            else:
+                held.popleft()
+                self._receive(peer, frame)
+        if self._held.get(peer) is held:
+            del self._held[peer]
+
+    def drop(self, peer: str) -> None:
+        """Drop the frames of a closed stream; the link sends unacknowledged frames again."""
+        self._held.pop(peer, None)
+
+    def drop_all(self) -> None:
+        """Drop all frames: links end with their plan."""
+        self._held.clear()
+
+
+def newest_epoch(frame: Frame) -> int:
+    """Return the newest epoch that a frame announces; 0: none."""
+    match frame.body:
+        case LinkHello(floor=floor):
+            return floor
+        case Items(channel=channels, payload=payloads, epoch=epochs):
+            controls = [
+                decode_control(payload) for channel, payload in zip(channels, payloads, strict=True) if not channel
+            ]
+            return max([0, *epochs, *(control.epoch for control in controls if isinstance(control, Marker))])
+    return 0
+
+
+class HostCallbacks(Protocol):
+    """The member's interface for the host. It is called while the host handles an event, so it must not feed events to the host."""
+
+    def going_back(self) -> None:
+        """End the service's present history at once, because of a plan."""
+
+    def when_work_ended(self, then: Callable[[], None]) -> None:
+        """Call `then` when no work of an older history runs any more."""
+
+    def on_rolled_back(self, made: object | None) -> None:
+        """The plan's line is loaded: continue from this agent's state before any other event of the service; None: the agent was placed elsewhere."""
+
+    def begin_later(self, epoch: int) -> bool:
+        """Return whether the service is not ready; if so, the member begins this epoch once it is."""
+
+    def may_record(self) -> bool:
+        """Return whether the service is ready, or there is no service to record."""
+
+    def before_capture(self, made: object) -> None:
+        """Prepare the agent for its capture. Raises SnaplineError if not possible now; the epoch is refused."""
+
+    def cut(self, epoch: int) -> None:
+        """Report that the agent was captured for this epoch."""
+
+
+class EmbeddedHost(Host):
+    """See the module."""
+
+    def __init__(self, options: HostOptions, agent: str, inside: HostCallbacks) -> None:
+        self._agent, self._inside = agent, inside
+        super().__init__(options)
+        self._frames = HeldFrames(self._driver.received, self._begun, inside.may_record)
+        self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
+
+    @property
+    def core(self) -> HostCore:
+        """Core of the host, read-only."""
+        return self._driver.core
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch that a call's stamp has announced. The coordinator's later message about it has no effect."""
+        self._feed(BeginEpoch(epoch, self._driver.core.shared.plan))
+
+    def _begun(self) -> int:
+        return self._driver.core.shared.begun_epoch
+
+    def _opened(self, peer: str, attempt: int) -> bool:
+        self._frames.drop(peer)
+        return self._driver.opened(peer, attempt)
+
+    def _closed(self, peer: str, error: str | None) -> None:
+        self._frames.drop(peer)
+        self._driver.closed(peer, error)
+
+    def tell(self, told: ExternalSends) -> None:
+        """Send messages to other agents at once."""
+        self._feed(told)
+
+    def _feed(self, event: ev.Heard) -> None:
+        """Feed an event. Its effects, such as turns, are not part of the handler that caused it."""
+        token = RUN.set(None)
+        try:
+            self._driver.feed(event)
+        finally:
+            RUN.reset(token)
+
+    def _directive_received(self, directive: Directive) -> None:
+        if isinstance(directive, BeginEpoch) and self._inside.begin_later(directive.epoch):
+            return
+        plan = self._driver.core.shared.plan
+        if isinstance(directive, Plan) and directive.number > plan:
+            self._inside.going_back()
+            self._frames.drop_all()
+        super()._directive_received(directive)
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        """Run work in a thread. Loading a line, and so confirming the plan, waits until all work of the older history has ended."""
+        submit = super().in_worker
+        self._inside.when_work_ended(lambda: submit(function, *arguments, then=then))
+
+    def send(self, message: HostMessage) -> None:
+        if isinstance(message, PlanApplied):
+            turns = self._driver.turns
+            self._inside.on_rolled_back(turns.object_of(self._agent) if turns.has(self._agent) else None)
+        super().send(message)
+
+    def capturing(self, agent: str) -> None:
+        super().capturing(agent)
+        if agent == self._agent:
+            self._inside.before_capture(self._driver.turns.object_of(agent))
+
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        super().captured(command, known, image)
+        if command.agent == self._agent and isinstance(command, ev.CaptureState):
+            for epoch in command.epochs:
+                self._inside.cut(epoch)
+
 
 READY_CHECK_PERIOD_S = 0.005
 """Time between two checks whether a service is ready for a cut; work that waits for the cut waits at most this much longer."""
