@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PATIENCE_NS, QuiescenceGate
+from snapline.adapters.grpc.member_threads import LAPSE_NS, PATIENCE_NS, QuiescenceGate
 
 WORLDS, STEPS, STEP_NS, ASK_NS = 200, 400, 1_000_000, 5_000_000
 

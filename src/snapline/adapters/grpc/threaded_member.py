@@ -20,8 +20,7 @@ import grpc.aio
 
 from snapline.adapters.grpc.ledger import ServiceCall
 from snapline.adapters.grpc.member import Member
-from snapline.adapters.grpc.member_threads import MemberThreads, Reenter
-from snapline.adapters.grpc.quiescent_service import QuiescentService
+from snapline.adapters.grpc.member_threads import MemberThreads, QuiescentService, Reenter
 from snapline.adapters.grpc.service_agent import CutService
 from snapline.adapters.grpc.threaded_channel import ThreadedChannel
 from snapline.adapters.grpc.threaded_interceptor import ThreadedInterceptor
