@@ -15,8 +15,7 @@ except ModuleNotFoundError as error:
 import json
 from typing import Any
 
-from snapline.adapters.in_thread import in_thread
-from snapline.adapters.stored_records import RecordStoreBase
+from snapline.adapters.stored_records import RecordStoreBase, in_thread
 
 _PATH = ("context",)
 

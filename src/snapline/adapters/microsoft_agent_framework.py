@@ -18,8 +18,7 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 
-from snapline.adapters.in_thread import in_thread
-from snapline.adapters.stored_records import RecordStoreBase, StoredRecords
+from snapline.adapters.stored_records import RecordStoreBase, StoredRecords, in_thread
 
 _KIND = "workflow"
 _STATE = "state"

@@ -6,8 +6,7 @@ Each item is one JSON record of a list. `add_items` is atomic.
 import json
 from typing import Any
 
-from snapline.adapters.in_thread import in_thread
-from snapline.adapters.stored_records import RecordStoreBase, StoredRecords
+from snapline.adapters.stored_records import RecordStoreBase, StoredRecords, in_thread
 
 Items = list[Any]
 """Items of a conversation; the SDK calls them `TResponseInputItem`."""

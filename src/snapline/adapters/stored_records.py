@@ -7,13 +7,16 @@ So a field that is unchanged since the previous record, or that another record a
 and are opaque here.
 
 Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time has a stream open.
+
+Run blocking disk work of coroutines in a thread, and wait for its end even if the caller is cancelled.
 """
 
+import asyncio
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -203,3 +206,29 @@ class RecordStoreBase:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `function` in a thread of the event loop's pool.
+
+    A thread cannot be stopped. So a cancelled caller waits until the function has ended before it is cancelled; this way a
+    write never lands after a later one.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while (
+            not running.done()
+        ):  # the caller may be cancelled more than once; the loop ends when the disk has answered
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                continue
+        if not running.cancelled():
+            running.exception()  # marks it as retrieved: the cancelled caller does not need it
+        raise

@@ -24,7 +24,6 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from snapline.adapters.in_thread import in_thread
 from snapline.adapters.langgraph import pruning
 from snapline.adapters.langgraph.checkpoints import (
     Channels,
@@ -41,6 +40,7 @@ from snapline.adapters.langgraph.checkpoints import (
 from snapline.adapters.langgraph.late_writes import LateWrites
 from snapline.adapters.langgraph.recent import RecentValues
 from snapline.adapters.langgraph.values import ValueCodec
+from snapline.adapters.stored_records import in_thread
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.object_streams.object_stream import Change, ObjectStream, StaleReferenceError
