@@ -11,7 +11,7 @@ import grpc.aio
 
 from snapline.adapters.grpc.ledger import ANSWER_KEY, CALL_KEY
 from snapline.adapters.grpc.member_call import CODES
-from snapline.adapters.ray.actor_names import ActorNames
+from snapline.adapters.ray.payloads import ActorNames
 
 Served = tuple[bytes, int, str, bytes]
 """Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp (empty: none)."""

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from snapline.adapters.grpc.ledger import RUN, DivergedCallError, HandlerRun
-from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, FleetRef, MethodRun
-from snapline.adapters.ray.payloads import packed_state, unpacked
+from snapline.adapters.ray.payloads import ActorNames, packed_state, unpacked
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError
 
