@@ -21,9 +21,16 @@ from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
 from snapline.adapters.grpc.service_agent import ServiceAgent
 from snapline.adapters.ray.actor_channel import ActorChannel, Served
-from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get
+from snapline.adapters.ray.fleet_refs import (
+    METHOD,
+    ActorCallError,
+    FleetRef,
+    MethodRun,
+    Outcome,
+    RecoverableActor,
+    ray_get,
+)
 from snapline.adapters.ray.payloads import ActorNames, packed, unpacked
-from snapline.adapters.ray.recoverable_actor import Outcome, RecoverableActor
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError, UsageError
