@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from snapline.adapters.ray.decorator import actor_fleet as actor_fleet
-    from snapline.adapters.ray.decorator import in_fleet as in_fleet
     from snapline.adapters.ray.fleet_refs import ActorCallError as ActorCallError
+    from snapline.adapters.ray.member_actor import actor_fleet as actor_fleet
     from snapline.adapters.ray.member_actor import changed as changed
+    from snapline.adapters.ray.member_actor import in_fleet as in_fleet
 
 _PLACES = {
     "ActorCallError": "fleet_refs",

@@ -2,25 +2,37 @@
 
 The member runs in the event loop in which Ray runs async methods. It starts with a call that the actor's process makes to its own actor: otherwise a
 restarted actor would get no call before its fleet has recovered.
+
+Ray as a replacement of gRPC: the channel interface that `MemberChannel` uses, implemented by calls to an actor that is found by name.
+
+`in_fleet`: decorator that includes a class of plain Ray actors in the cuts of a fleet.
+
+@ray.remote(max_restarts=-1)
+@in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
+class Bank: …
 """
 
 import asyncio
+import functools
+import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import grpc
+import grpc.aio
 import msgspec
 
 from snapline.adapters.grpc.ledger import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.grpc.member import Member
-from snapline.adapters.grpc.member_call import MemberCall
+from snapline.adapters.grpc.member_call import CODES, MemberCall
 from snapline.adapters.grpc.member_channel import MemberChannel
 from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
 from snapline.adapters.grpc.service_agent import ServiceAgent
-from snapline.adapters.ray.actor_channel import ActorChannel, Served
 from snapline.adapters.ray.fleet_refs import (
     METHOD,
     ActorCallError,
@@ -35,6 +47,78 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError, UsageError
 from snapline.security.transport import Security
+
+Served = tuple[bytes, int, str, bytes]
+"""Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp (empty: none)."""
+
+
+class ActorChannel:
+    """Calls one actor of the fleet, whatever process it runs in."""
+
+    def __init__(self, name: str, names: ActorNames) -> None:
+        self._name, self._names = name, names
+
+    def unary_unary(self, method: str, *_: object) -> Any:
+        """Return a callable for this method, with requests and responses in bytes."""
+        return partial(self._attempt, method)
+
+    def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
+        [stamp] = [value for key, value in metadata if key == CALL_KEY]
+        try:
+            return ActorAttempt(
+                self._names, self._name, self._names.handle(self._name)._snapline_serve.remote(stamp, method, request)
+            )
+        except (ValueError, import_module("ray.exceptions").RayError):
+            return ActorAttempt(self._names, self._name, None)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Do nothing: the channel holds no connection."""
+
+
+class ActorAttempt:
+    """One attempt of a call, with the interface of a grpc.aio call."""
+
+    __slots__ = ("_future", "_name", "_names", "_stamp")
+
+    def __init__(self, names: ActorNames, name: str, reference: Any) -> None:
+        """`reference`: Ray's reference to the answer; None: the actor does not exist now."""
+        self._names, self._name = names, name
+        self._stamp = b""
+        if reference is not None:
+            self._future: asyncio.Future[Served] = asyncio.wrap_future(reference.future())
+        else:
+            self._future = asyncio.get_running_loop().create_future()
+            self._future.set_exception(import_module("ray.exceptions").RayActorError())
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._response().__await__()
+
+    async def _response(self) -> bytes:
+        try:
+            response, code, details, self._stamp = await self._future
+        except import_module("ray.exceptions").RayError as error:
+            self._names.forget(self._name)
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"actor {self._name!r}: {type(error).__name__}", b"") from error
+        if code:
+            raise _error(CODES.get(code, grpc.StatusCode.UNKNOWN), details, self._stamp)
+        return response
+
+    async def trailing_metadata(self) -> Any:
+        """Return metadata with the answer's stamp, if it has one."""
+        return _trailing(self._stamp)
+
+    def cancel(self) -> bool:
+        """Stop waiting for the call; the actor's work is not stopped."""
+        return self._future.cancel()
+
+
+def _trailing(stamp: bytes) -> Any:
+    return grpc.aio.Metadata((ANSWER_KEY, stamp)) if stamp else grpc.aio.Metadata()
+
+
+def _error(code: grpc.StatusCode, details: str, stamp: bytes) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), _trailing(stamp), details)
+
 
 log = logging.getLogger("snapline.ray")
 
@@ -367,3 +451,106 @@ def _check_name(name: str, fleet: Fleet) -> None:
         raise UsageError(
             f"actor {name!r} is no actor of fleet {fleet.name!r}, which has {', '.join(sorted(fleet.agents))}: name it in actor_fleet(…)"
         )
+
+
+def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
+    """Return a fleet of Ray actors with these names. `options`: options of `snapline.Fleet`, such as `triggers`.
+
+    Raises:
+        FleetDefinitionError: the definition is invalid.
+    """
+    names = list(actors)
+    return Fleet(
+        name, agents={actor: ServiceAgent() for actor in names}, place={actor: actor for actor in names}, **options
+    )
+
+
+def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
+    """Make a class whose actors are part of this fleet's cuts and roll back with it. Apply it beneath `@ray.remote`.
+
+    An actor's Ray name is its agent's id. Ray still creates, calls, restarts and kills it.
+
+    Args:
+        fleet: the same fleet for all its actors; their agents are `ServiceAgent`s, each placed on a host of its name.
+        coordinator, store: as for `snapline host run`.
+        security: as for a host; without it everything runs on one machine.
+
+    Raises:
+        UsageError: the decorated object is no plain class, or has a method that a cut cannot hold.
+    """
+    terms = FleetTerms(fleet, coordinator, store, security)
+    if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
+        raise UsageError(f"fleet {fleet.name!r} has no ServiceAgent that could stand for an actor: see actor_fleet(…)")
+
+    def decorated(kind: type) -> type:
+        if not isinstance(kind, type):
+            raise UsageError(f"place @in_fleet beneath @ray.remote, directly above the class; it was given {kind!r}")
+        return _joined(kind, terms)
+
+    return decorated
+
+
+def _joined(kind: type, terms: FleetTerms) -> type:
+    """Return the class that is passed to Ray. Its objects hold the member, which holds the user's object."""
+
+    constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._snapline = MemberActor(terms, lambda: kind(*args, **kwargs))
+
+    async def _snapline_begin(self: Any) -> None:
+        self._snapline.begin()
+
+    async def _snapline_serve(self: Any, stamp: bytes, method: str, request: bytes) -> Served:
+        served: Served = await self._snapline.serve(stamp, method, request)
+        return served
+
+    async def _snapline_forget(self: Any, plan: int, ids: list[str]) -> None:
+        await self._snapline.forget(plan, ids)
+
+    inside = {
+        "__init__": _as(constructor, __init__),
+        "_snapline_begin": _snapline_begin,
+        "_snapline_forget": _snapline_forget,
+        "_snapline_serve": _snapline_serve,
+    }
+    methods = {name: _entered(name, function) for name, function in _methods_of(kind)}
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (), {**methods, **inside, **about})
+
+
+def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
+    """Yield the methods that can be called from outside.
+
+    Raises:
+        UsageError: a cut cannot hold one of them.
+    """
+    for name, function in inspect.getmembers(kind, inspect.isroutine):
+        if name.startswith("_") and name != "__call__":
+            continue
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"method {name!r} of {kind.__qualname__} is a generator: a call within a fleet has one answer. Return a list"
+            )
+        if hasattr(function, "__ray_concurrency_group__"):
+            raise UsageError(
+                f"method {name!r} of {kind.__qualname__} has a concurrency group: what changes an actor runs in one event loop, or one thread"
+            )
+        if name != "__call__" or inspect.isfunction(function):
+            yield name, function
+
+
+def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await self._snapline.serve_external(name, args, kwargs)
+
+    entered.__ray_invocation_decorator__ = through_fleet  # type: ignore[attr-defined]  # Ray's hook
+    return _as(function, entered)
+
+
+def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy the name and signature of the user's function, but no `__wrapped__`: Ray would follow it and change the user's function."""
+    functools.update_wrapper(made, function)
+    made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says
+    del made.__wrapped__  # type: ignore[attr-defined]  # of update_wrapper
+    return made
