@@ -1,4 +1,4 @@
-"""The manifest of one epoch: its contents and their places; and the ref, which makes the epoch a snapshot.
+r"""The manifest of one epoch: its contents and their places; and the ref, which makes the epoch a snapshot.
 
 The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
