@@ -12,11 +12,18 @@ import typer
 from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
-from snapline.cli.command import command
+from snapline.cli.command import (
+    Display,
+    SecurityOptions,
+    check_address,
+    check_addresses,
+    command,
+    parse_arguments,
+    parse_peers,
+)
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleet import check_reference, load
 from snapline.cli.main import COMMANDS, GROUPS, app
-from snapline.cli.options import Display, SecurityOptions, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.security.transport import Security

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display, seconds_of
+from snapline.cli.command import Connection, Display, command, seconds_of
 from snapline.cli.output import Document, DocumentTables, rows_of, size
 
 if TYPE_CHECKING:

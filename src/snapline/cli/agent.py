@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import PARTIAL, command
-from snapline.cli.options import Connection, Display
+from snapline.cli.command import PARTIAL, Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of, text
 from snapline.cli.snapshot import Source, show_message
 from snapline.cli.snapshot_state import show_field, show_state

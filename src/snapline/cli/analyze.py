@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import DocumentTables, OutputFormat, count, document
 from snapline.errors import UsageError
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import REPLICAS, Connection, Display
+from snapline.cli.command import REPLICAS, Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import Context, UserSettings
 from snapline.cli.up import Address, Name

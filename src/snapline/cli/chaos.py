@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display, FleetArguments, parse_arguments
+from snapline.cli.command import Display, FleetArguments, command, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import Context, UserSettings
 from snapline.cli.sim_scenarios import RUNS, ScenarioChanges

@@ -4,20 +4,37 @@ A command may take a dataclass such as `Connection` as a parameter. Its fields b
 filled dataclass. So options shared by many commands are defined once.
 
 The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md); it prints a traceback only on request.
+
+Groups of options that several commands share; `cli/command.py` turns them into parameters.
+
+One call to a coordinator or to agents, for synchronous commands.
 """
 
+import asyncio
 import dataclasses
 import errno
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from snapline.cli.output import OutputFormat, Printer
 from snapline.errors import SnaplineError, UsageError
+from snapline.ids import check_id
 from snapline.security.printable import printable
+
+if TYPE_CHECKING:
+    from snapline.client.client import Client
+    from snapline.messages.coordinator_client import CoordinatorClient
+    from snapline.security.transport import Security
+    from snapline.telemetry.spans import SpanOptions
+
 
 INTERRUPTED = 130
 
@@ -104,3 +121,395 @@ def _print_error(sentence: str) -> None:
 
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
     print(printable("snapline: " + " ".join(sentence.split())), file=sys.stderr)
+
+
+_Reply = TypeVar("_Reply")
+
+TIMEOUT_S = 120.0
+"""Default limit for a call to a coordinator, above a snapshot's default limit of 60 s. A missing coordinator is
+detected much sooner."""
+
+TIMEOUT_S_MAX = 86_400.0
+"""Largest value of `--timeout`: a day."""
+
+REPLICAS = (1, 3, 5)
+"""Allowed numbers of replicas. An even number tolerates no more losses than the odd number below it."""
+
+FleetReference = Annotated[
+    str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
+]
+FleetArguments = Annotated[
+    list[str] | None, typer.Option("--arg", metavar="KEY=VALUE", help="For a FLEET that is a function; repeatable.")
+]
+
+FleetMetrics = Annotated[
+    bool,
+    typer.Option("--metrics", help="Every process serves metrics, for Prometheus; DIR/metrics/*.json says where."),
+]
+
+
+class LogFormat(StrEnum):
+    """Values of `--log-format`."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Values of `--log-level`."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """Log options of a process, or of all processes of a launcher."""
+
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            envvar="SNAPLINE_LOG_FORMAT",
+            show_envvar=False,
+            help="Lines of text, or JSON objects with the ids of what they are about.",
+        ),
+    ] = LogFormat.TEXT
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            "--log-level", envvar="SNAPLINE_LOG_LEVEL", show_envvar=False, help="Log what is as serious as that."
+        ),
+    ] = LogLevel.INFO
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return these options as arguments for child processes."""
+        return ("--log-format", self.log_format.value, "--log-level", self.log_level.value)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """OpenTelemetry options of a process, or of all processes of a launcher."""
+
+    otel: Annotated[
+        float | None,
+        typer.Option(
+            "--otel",
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            envvar="SNAPLINE_OTEL",
+            show_envvar=False,
+            help="Export spans to OpenTelemetry (see its OTEL_… variables): of epochs, recoveries, requests with "
+            "a trace, and of SHARE (0 to 1) of the others.",
+            show_default="off",
+        ),
+    ] = None
+
+    def options(self) -> "SpanOptions":
+        """Build the `SpanOptions`."""
+        from snapline.telemetry.spans import SpanOptions
+
+        return SpanOptions(self.otel)
+
+    def checked(self) -> "Spans":
+        """Return self, for processes on this machine; raise UsageError if OpenTelemetry is missing."""
+        self.options().check()
+        return self
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return these options as arguments for child processes."""
+        return () if self.otel is None else ("--otel", f"{self.otel:g}")
+
+
+@dataclass(frozen=True)
+class Display:
+    """Options of output and progress."""
+
+    output: Annotated[
+        OutputFormat | None,
+        typer.Option("--output", "-o", help="Form of the result.", show_default="table on a terminal, else json"),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False
+
+    def printer(self) -> Printer:
+        """Return the printer for these options."""
+        return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
+
+
+@dataclass(frozen=True)
+class SecurityOptions:
+    """Security options: all three TLS files, `--insecure`, or connections on this machine only."""
+
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
+    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates we trust (PEM).")] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plaintext on any network: only where nobody else can reach us.")
+    ] = False
+    tls_domain: Annotated[
+        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain that certificates must be of.")
+    ] = "snapline"
+
+    def security(self) -> "Security":
+        """Build the `Security`.
+
+        Raises:
+            UsageError: options contradict each other.
+        """
+        return self._security("")
+
+    def _security(self, token: str) -> "Security":
+        from snapline.security.transport import Security
+
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(file is not None for file in files):
+            if self.insecure:
+                raise UsageError("--insecure contradicts --tls-…: leave one out")
+            if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+                raise UsageError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
+            return Security.tls(
+                authority=self.tls_ca,
+                certificate=self.tls_cert,
+                key=self.tls_key,
+                domain=self.tls_domain,
+                token=token,
+            )
+        if token:
+            raise UsageError("a token travels inside TLS only: give --tls-cert, --tls-key and --tls-ca too")
+        return Security.insecure() if self.insecure else Security.loopback()
+
+
+Stale = Annotated[
+    bool,
+    typer.Option(
+        "--stale", help="Let any replica answer, from what it knows: perhaps not the latest, but without a leader."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Connection(SecurityOptions):
+    """Coordinator to call, and limit of calls."""
+
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT,…", help="Ask the coordinator there; of several replicas give all."
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Ask the coordinator of the local fleet in this folder."),
+    ] = None
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.1, max=TIMEOUT_S_MAX, metavar="SECONDS", help="Limit for the whole call."),
+    ] = TIMEOUT_S
+    auth_token: Annotated[
+        Path | None,
+        typer.Option("--auth-token", metavar="FILE", help="A token of yours, whose role counts (`auth token create`)."),
+    ] = None
+
+    def security(self) -> "Security":
+        """Build the `Security`, with the token."""
+        return self._security(read_token(self.auth_token))
+
+    def address(self) -> str:
+        """Return the address to call.
+
+        Raises:
+            UsageError: the options name no coordinator, or two.
+        """
+        from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+
+        if self.coordinator is not None and self.data_dir is not None:
+            raise UsageError("--coordinator and --data-dir both name a coordinator: give one of them")
+        if self.coordinator is not None:
+            return check_addresses(self.coordinator, "--coordinator")
+        if self.data_dir is None:
+            from snapline.cli.fleet_locations import default_address
+
+            return default_address()
+        address = read_address(self.data_dir)
+        if address is None:
+            raise UsageError(
+                f"{self.data_dir / ADDRESS_FILE} names no coordinator: is {self.data_dir} the folder of a local fleet?"
+            )
+        return address
+
+    def folder(self) -> Path:
+        """Return the folder of the local fleet, from --data-dir, the environment or snapline.toml."""
+        from snapline.cli.fleet_locations import folder_of
+        from snapline.cli.settings import UserSettings
+
+        if self.data_dir is not None:
+            return self.data_dir
+        settings = UserSettings()
+        return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
+
+    def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+        """Make one call, which the caller limits by `timeout`; raises like `remote.ask`."""
+        pass
+
+        return ask(self.address(), self.security(), call)
+
+    def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+        """Make one call to the fleet's agents, which the caller limits by `timeout`."""
+        pass
+
+        return call_agents(self.address(), self.security(), call)
+
+
+def read_token(file: Path | None) -> str:
+    """Read the token in a file; "" if no file is given.
+
+    Raises:
+        UsageError: the file cannot be read, other users can access it, or it has no token.
+    """
+    if file is None:
+        return ""
+    from snapline.storage.keys.key_files import read_token_file
+
+    return read_token_file(file)
+
+
+def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
+    """Convert `["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`.
+
+    Raises:
+        UsageError: a pair has no `=`, or a key is given twice.
+    """
+    arguments: dict[str, str] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--arg {pair!r} is not KEY=VALUE with a name as the key")
+        if key in arguments:
+            raise UsageError(f"--arg {key}=… is given twice: give it once")
+        arguments[key] = value
+    return arguments
+
+
+def check_address(address: str, option: str) -> str:
+    """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
+        return address
+    raise UsageError(f"{option} {address!r} is no address: write HOST:PORT")
+
+
+def check_addresses(addresses: str, option: str) -> str:
+    """Return the comma-separated `addresses` without blanks, if `check_address` accepts each of them.
+
+    Raises:
+        UsageError: an address is invalid, or is given twice.
+    """
+    checked = [check_address(address.strip(), option) for address in addresses.split(",")]
+    if len(set(checked)) < len(checked):
+        raise UsageError(f"{option} names an address twice: give each replica's once")
+    return ",".join(checked)
+
+
+def parse_peers(peers: str, node: str) -> dict[str, str]:
+    """Convert `"c1=HOST:PORT,c2=HOST:PORT"` to a dict in this order; empty for "".
+
+    Raises:
+        UsageError: the text has another form, does not name `node`, or has a number of replicas other than 1, 3 or 5.
+    """
+    if not peers:
+        return {}
+    members: dict[str, str] = {}
+    for peer in peers.split(","):
+        name, equals, address = peer.strip().partition("=")
+        if not equals:
+            raise UsageError(f"--peers {peer.strip()!r} is not ID=HOST:PORT")
+        if check_id(name, "replica") in members:
+            raise UsageError(f"--peers names {name} twice: give each replica once")
+        members[name] = check_address(address, "--peers")
+    if node not in members:
+        raise UsageError(f"--peers must name all replicas, this one too: {node} is not among {', '.join(members)}")
+    if len(members) not in REPLICAS:
+        raise UsageError(f"a coordinator has 1, 3 or 5 replicas; --peers names {len(members)}")
+    return members
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Convert a duration above 0, such as `30m`, to seconds.
+
+    Raises:
+        UsageError: the text is no such duration; the message names the option.
+    """
+    from snapline.sim.scenario import duration_ns
+
+    duration_s = duration_ns(text) / 1e9
+    if duration_s <= 0:
+        raise UsageError(f"{option} is {text!r}: give a duration above 0, such as 30m")
+    return duration_s
+
+
+def allow_current_folder() -> None:
+    """Make modules of the current folder importable; `python -m` does so, an installed script does not."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+LAST_SNAPSHOT_S = 20.0
+"""Default time limit of the last snapshot before a stop. It takes tens of milliseconds, plus the time for running effects to end."""
+
+BeginAnew = Annotated[
+    bool,
+    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
+]
+LastSnapshot = Annotated[
+    float,
+    typer.Option(
+        "--last-snapshot-s",
+        min=0,
+        metavar="SECONDS",
+        help="Time limit for the last snapshot before a stop by SIGTERM or SIGINT; 0: none is taken. A second signal ends the wait at once.",
+    ),
+]
+
+
+CLIENT_NAME = "cli"
+"""Sender name of inputs from a client without a certificate."""
+
+
+def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    """Make one call, with retries, and return its reply; raises like `CoordinatorClient`. The call has its own time limit."""
+    return asyncio.run(_ask(address, security, call))
+
+
+async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
+
+    client = CoordinatorClient(address, security, on_trouble=_print_trouble)
+    try:
+        return await retry_until_available(lambda: call(client))
+    finally:
+        await client.close()
+
+
+def call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+    """Call a fleet's agents and return the result; raises like `Client`."""
+    return asyncio.run(_call_agents(address, security, call))
+
+
+async def _call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+    from snapline.client.client import open_client
+
+    async with await open_client(address, security, CLIENT_NAME) as client:
+        return await call(client)
+
+
+def _print_trouble(trouble: str) -> None:
+    print(printable(f"snapline: {trouble}"), file=sys.stderr, flush=True)

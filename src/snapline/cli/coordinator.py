@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display, parse_peers
+from snapline.cli.command import Connection, Display, command, parse_peers
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
 from snapline.cli.processes import NODE, Node, Peers, Store, coordinator_run
 from snapline.errors import ExternalFailureError, UsageError

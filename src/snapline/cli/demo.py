@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.ui import ViewOptions
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display
+from snapline.cli.command import Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, rows_of
 from snapline.cli.settings import UserSettings
 from snapline.errors import SnaplineError

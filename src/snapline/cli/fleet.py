@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display, FleetArguments, FleetReference, allow_current_folder, parse_arguments
+from snapline.cli.command import Display, FleetArguments, FleetReference, allow_current_folder, command, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of, size
 from snapline.errors import FleetDefinitionError, SnaplineError, UsageError
 

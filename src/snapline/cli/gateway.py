@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, check_address, read_token
+from snapline.cli.command import Connection, check_address, command, read_token
 from snapline.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

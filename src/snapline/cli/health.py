@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display, check_address
+from snapline.cli.command import Display, check_address, command
 from snapline.cli.output import document
 from snapline.errors import ExternalFailureError, UsageError
 

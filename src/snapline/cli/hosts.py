@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli import processes
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display
+from snapline.cli.command import Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, rows_of
 from snapline.cli.progress import FleetProgress
 from snapline.errors import ExternalFailureError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError

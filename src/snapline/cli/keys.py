@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
 from snapline.errors import DamagedDataError, StoreMissingError, UsageError
 

@@ -27,9 +27,8 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from snapline.cli.command import command
+from snapline.cli.command import Display, command
 from snapline.cli.fleet_locations import folder_of, logs_of
-from snapline.cli.options import Display
 from snapline.cli.output import OutputFormat, document
 from snapline.cli.settings import Context, UserSettings
 from snapline.errors import NotFoundError, UsageError

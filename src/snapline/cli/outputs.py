@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import PARTIAL, command
-from snapline.cli.options import Connection, Display
+from snapline.cli.command import PARTIAL, Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, readable, rows_of, text
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, SnaplineError, UsageError
 from snapline.security.printable import printable

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.garbage_collection import freeze_imported
-from snapline.cli.options import (
+from snapline.cli.command import (
     LAST_SNAPSHOT_S,
     BeginAnew,
     FleetArguments,
@@ -25,9 +23,11 @@ from snapline.cli.options import (
     Spans,
     check_address,
     check_addresses,
+    command,
     parse_arguments,
     parse_peers,
 )
+from snapline.cli.garbage_collection import freeze_imported
 from snapline.errors import UsageError
 from snapline.ids import check_id
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display, Stale
+from snapline.cli.command import Connection, Display, Stale, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of, text
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_failed

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import PARTIAL, command
-from snapline.cli.fleet import check_reference
-from snapline.cli.options import (
+from snapline.cli.command import (
     LAST_SNAPSHOT_S,
+    PARTIAL,
     BeginAnew,
     Display,
     FleetArguments,
@@ -24,8 +23,10 @@ from snapline.cli.options import (
     LastSnapshot,
     LogLines,
     Spans,
+    command,
     parse_arguments,
 )
+from snapline.cli.fleet import check_reference
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.ui import ViewOptions, shown_in_browser

@@ -21,8 +21,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.errors import NotFoundError, UsageError
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli import sim_compare, sim_runs, sim_sweeps
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.errors import UsageError
 

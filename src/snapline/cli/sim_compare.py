@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display, FleetArguments, seconds_of
+from snapline.cli.command import Display, FleetArguments, command, seconds_of
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioArgument, ScenarioChanges, Seeds, is_reference, parse_list, parse_seeds

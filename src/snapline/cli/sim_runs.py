@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, Printer, document
 from snapline.cli.sim_scenarios import (
     RUNS,

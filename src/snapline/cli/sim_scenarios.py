@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snapline.cli.options import FleetArguments, allow_current_folder, parse_arguments
+from snapline.cli.command import FleetArguments, allow_current_folder, parse_arguments
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:

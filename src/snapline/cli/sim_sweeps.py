@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from snapline import failpoints
-from snapline.cli.command import INTERRUPTED, command
-from snapline.cli.options import Display
+from snapline.cli.command import INTERRUPTED, Display, command
 from snapline.cli.output import Document, DocumentTables, Printer, count, document, readable, rows_of
 from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import (
@@ -413,7 +412,6 @@ def coverage(
 
     Of a FOLDER its one run is made again. Exit code: 0, however the runs ended; `sim sweep` judges them.
     """
-    pass
 
     printer = display.printer()
     runs, hits = _covered(changes, place, seeds, jobs, printer)
@@ -428,7 +426,6 @@ def _covered(
     """Return verdicts and probe hits."""
     from functools import partial
 
-    pass
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.search.replay import read_repro
 

@@ -18,8 +18,7 @@ import typer
 
 from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli import snapshot_state, snapshot_transfer
-from snapline.cli.command import PARTIAL, command
-from snapline.cli.options import Connection, Display
+from snapline.cli.command import PARTIAL, Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
 from snapline.cli.snapshot_retention import StorePlace
 from snapline.cli.snapshot_state import field_document, show_field, show_state
@@ -102,7 +101,6 @@ class Source(Connection):
         Raises:
             UsageError: not exactly one source was given.
         """
-        pass
 
         if self.store is None:
             return self._ask_coordinator(verb, snapshot or "", agent or "")

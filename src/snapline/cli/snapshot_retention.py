@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
 from snapline.errors import NotFoundError, UsageError
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli import snapshot_retention as snapshot_keep
-from snapline.cli.command import command
-from snapline.cli.options import Display, FleetArguments, parse_arguments
+from snapline.cli.command import Display, FleetArguments, command, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
 from snapline.cli.snapshot_retention import StorePlace
 from snapline.errors import UsageError

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display, Stale
+from snapline.cli.command import Connection, Display, Stale, command
 from snapline.cli.output import Document, DocumentTables, concern_lines, rows_of
 from snapline.cli.progress import DEGRADED
 from snapline.cli.snapshot_transfer import describe
@@ -120,7 +119,7 @@ def top(
     """Show the fleet in the terminal, as it changes, until q or Ctrl-C."""
     from rich.console import Console
 
-    from snapline.cli import remote
+    from snapline.cli.command import call_agents
 
     is_live = sys.stdout.isatty() and not once
     console = Console(no_color=no_color or None, width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -128,7 +127,7 @@ def top(
     async def show(client: "Client") -> None:
         await (_follow(client, console, every) if is_live else _once(client, console))
 
-    remote.call_agents(connection.address(), connection.security(), show)
+    call_agents(connection.address(), connection.security(), show)
 
 
 async def _once(client: "Client", console: "Console") -> None:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.options import Connection, Display, check_address, read_token
+from snapline.cli.command import Connection, Display, check_address, command, read_token
 from snapline.cli.output import Document, DocumentTables, document, size
 from snapline.cli.outputs import OutputSource
 from snapline.errors import UsageError
@@ -95,7 +94,7 @@ async def _export_store(location: str, snapshot: str, redaction: "Redaction | No
 async def _export_fleet(
     address: str, security: "Security", snapshot: str, redaction: "Redaction | None"
 ) -> ExportResult:
-    from snapline.cli.remote import CLIENT_NAME
+    from snapline.cli.command import CLIENT_NAME
     from snapline.view.fleet_queries import open_fleet_queries
     from snapline.view.html_export import FleetExport
 

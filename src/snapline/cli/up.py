@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
-from snapline.cli.fleet import check_reference
-from snapline.cli.fleet_locations import background_pid, folder_of, join, start_in_background, stop_background, until_up
-from snapline.cli.options import (
+from snapline.cli.command import (
     LAST_SNAPSHOT_S,
     REPLICAS,
     BeginAnew,
@@ -30,8 +27,11 @@ from snapline.cli.options import (
     LogLevel,
     LogLines,
     Spans,
+    command,
     parse_arguments,
 )
+from snapline.cli.fleet import check_reference
+from snapline.cli.fleet_locations import background_pid, folder_of, join, start_in_background, stop_background, until_up
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import Context, UserSetting, UserSettings
