@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     )
     from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
-    from snapline.client.client import Client
-    from snapline.client.connecting import Certificates
+    from snapline.client.client import Certificates, Client
     from snapline.client.input_outcomes import Receipt, Reply
     from snapline.client.operator_commands import DeadLetterResult
     from snapline.client.sync_client import SyncClient
@@ -96,7 +95,7 @@ _HOMES = {
     "AgentState": "snapline.messages.views",
     "Blob": "snapline.storage.capture.blob_value",
     "Manual": "snapline.protocols.policy",
-    "Certificates": "snapline.client.connecting",
+    "Certificates": "snapline.client.client",
     "CircuitBreaker": "snapline.agent_runtime.breaker",
     "Client": "snapline.client.client",
     "Context": "snapline.agent_runtime.context",

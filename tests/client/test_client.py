@@ -15,9 +15,8 @@ from tests.security.certificates import Authority
 
 import snapline
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.client import connecting, core, open_requests, queues
-from snapline.client.client import Client
-from snapline.client.connecting import Certificates
+from snapline.client import core, open_requests, queues
+from snapline.client.client import Certificates, Client
 from snapline.client.input_outcomes import Receipt
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
@@ -391,7 +390,7 @@ async def test_with_certificates_a_client_may_and_others_are_told(tmp_path: Path
 async def test_a_new_certificate_is_presented_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "RELOAD_S", 0.05)
+    monkeypatch.setattr("snapline.client.client.RELOAD_S", 0.05)
     authority = Authority(tmp_path)
     fleet = FakeFleet(authority.issue("coordinator", role="coordinator").security())
     fleet.address = await fleet.serve(fleet.coordinator)

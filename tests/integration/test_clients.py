@@ -18,8 +18,7 @@ from tests.integration.running import Running, running
 from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.reader import open_store
-from snapline.client.client import Client
-from snapline.client.connecting import Certificates
+from snapline.client.client import Certificates, Client
 from snapline.client.input_outcomes import Receipt
 from snapline.errors import AgentMissingError, InputRefusedError, UsageError
 from snapline.examples.bank import Tokens

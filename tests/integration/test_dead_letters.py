@@ -12,8 +12,7 @@ from tests.integration.running import running
 from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.reader import open_store
-from snapline.client.client import Client
-from snapline.client.connecting import Certificates
+from snapline.client.client import Certificates, Client
 from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 
 pytestmark = pytest.mark.timeout(180)

@@ -1,22 +1,23 @@
 """`snapline.Client`: the API for external programs to talk to a fleet's agents. The adapter of `core.py`.
 
 It holds the payloads and the waiting programs; the core decides which host to ask, and when.
+
+Addresses and certificates of a client's connections.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.client import connecting, open_requests, operator_commands
 from snapline.client import events as ev
-from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
+from snapline.client import open_requests, operator_commands
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
 from snapline.client.input_outcomes import (
@@ -33,7 +34,8 @@ from snapline.client.open_requests import Sends, WaitingAsks, fail_all
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.client.trace_analysis import RecoveryLine
-from snapline.errors import InputsError, SnaplineError
+from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+from snapline.errors import InputsError, SnaplineError, UsageError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO
 from snapline.messages.answers import LocatedAgent
@@ -43,7 +45,97 @@ from snapline.messages.documents import document, document_of
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.inputs import GivenInput
 from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Question
-from snapline.security.transport import Security
+from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
+
+CONNECT_S_MAX = 10.0
+"""Longest wait for the coordinator's first answer: an election takes a second or two."""
+
+
+class Certificates(msgspec.Struct, frozen=True):
+    """Files of a certificate with the role `client` (docs/security.md).
+
+    Attributes:
+        certificate, key: our certificate and key, as PEM files.
+        authority: the certificates that we trust.
+        domain: the fleet's trust domain.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    authority: str | Path
+    domain: str = DEFAULT_DOMAIN
+
+
+def address_of(address: str, data_dir: str | Path | None) -> str:
+    """Return the coordinator's address; several replicas are separated by commas.
+
+    Raises:
+        UsageError: neither argument is given, or both are.
+    """
+    if address and data_dir is not None:
+        raise UsageError("address and data_dir both name a coordinator: give one of them")
+    if data_dir is not None:
+        address = read_address(Path(data_dir)) or ""
+        if not address:
+            raise UsageError(
+                f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
+            )
+    if not [part for part in address.split(",") if part.strip()]:
+        raise UsageError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
+    return address
+
+
+def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
+    """Return the security settings for these arguments.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if tls is None:
+        return Security.insecure() if insecure else Security.loopback()
+    if insecure:
+        raise UsageError("insecure contradicts tls: leave one out")
+    return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)
+
+
+class Startable(Protocol):
+    """A client before its first use."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+_Client = TypeVar("_Client", bound=Startable)
+
+
+async def started(client: _Client) -> _Client:
+    """Return the client, once the coordinator has answered it; raises what `Client.connect` raises."""
+    try:
+        await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
+    """Check the certificate files periodically; call `renew` when they have changed."""
+    generation = security.generation
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        await asyncio.to_thread(security.reload)
+        if generation != security.generation:
+            generation = security.generation
+            renew()
+
+
+async def close_later(older: CoordinatorClient) -> None:
+    """Close a replaced client once its pending calls have ended."""
+    try:
+        await asyncio.sleep(CALL_S_MAX)
+    finally:
+        await older.close()
+
 
 TIMEOUT_S = 30.0
 """Default time limit of a send: a fleet recovers from a lost host in a few seconds, or in about ten if the host has to restart."""
@@ -94,9 +186,9 @@ class Client:
 
     async def start(self) -> None:
         """Wait for the coordinator's first answer. Called by `connect`."""
-        await retry_until_available(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
+        await retry_until_available(lambda: self._coordinator.locate((), CONNECT_S_MAX))
         if self._security.is_tls:
-            self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
+            self._reloading = asyncio.create_task(keep_reloading(self._security, self._renew))
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,8 +11,7 @@ from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.client.client import TIMEOUT_S, Client
-from snapline.client.connecting import Certificates
+from snapline.client.client import TIMEOUT_S, Certificates, Client
 from snapline.client.input_outcomes import AgentInput, Receipt, Reply
 from snapline.client.operator_commands import DeadLetterResult
 from snapline.client.trace_analysis import RecoveryLine
