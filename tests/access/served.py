@@ -22,10 +22,8 @@ from snapline.agent_runtime.host.process import HostOptions, run_host
 from snapline.client.client import open_client
 from snapline.coordinator.service.server import CoordinatorOptions, read_address, run_coordinator
 from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER, marks_of
-from snapline.gateway.app import Gateway
+from snapline.gateway.app import NOTHING, Gateway, openapi_of
 from snapline.gateway.http_server import AsgiApp, address_of, listening, server_of
-from snapline.gateway.openapi import openapi_of
-from snapline.gateway.served_handlers import NOTHING
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
 from snapline.telemetry.metrics_server import MetricsPlace

@@ -19,8 +19,7 @@ from snapline.agent_runtime.message_encoding import (
     without_tail,
 )
 from snapline.client.input_outcomes import current_tail
-from snapline.gateway.app import Gateway
-from snapline.gateway.openapi import openapi_of
+from snapline.gateway.app import Gateway, openapi_of
 
 PLAIN = encode_message(Paid(5))
 CALLER = Traceparent(0xA, 0xB)

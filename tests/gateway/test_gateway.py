@@ -21,12 +21,19 @@ from snapline.agent_runtime.message_encoding import Output, OutputsReverted, enc
 from snapline.client.client import Client
 from snapline.client.input_outcomes import ExternalMessage, Receipt
 from snapline.client.outputs import OutputsRequest, requested_outputs
-from snapline.gateway import limits
-from snapline.gateway.app import PART_BYTES, Gateway, _Reader
+from snapline.gateway import app as app_module
+from snapline.gateway.app import (
+    NOTHING,
+    PART_BYTES,
+    STATUSES,
+    BusyError,
+    Gateway,
+    Served,
+    _Reader,
+    openapi_of,
+    problem_of,
+)
 from snapline.gateway.http_server import check_exposure
-from snapline.gateway.openapi import openapi_of
-from snapline.gateway.problems import STATUSES, BusyError, problem_of
-from snapline.gateway.served_handlers import NOTHING, Served
 from snapline.messages.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
 
 TOKEN = "a token that nobody guesses"
@@ -226,7 +233,7 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
 
 
 async def test_one_agents_waiting_asks_are_bounded_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "AGENT_REQUESTS_MAX", 3)
+    monkeypatch.setattr(app_module, "AGENT_REQUESTS_MAX", 3)
     async with fleet_and_client() as (fleet, client), gateway(client) as http:
         for host in fleet.hosts.values():
             host.hold_asks = []
@@ -282,9 +289,9 @@ async def test_health_asks_the_coordinator_once_a_second() -> None:
 
 
 async def test_bodies_under_way_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "AGENT_BYTES_MAX", 30)
-    monkeypatch.setattr(limits, "BYTES_MAX", 40)
-    counted = limits.RequestLimits()
+    monkeypatch.setattr(app_module, "AGENT_BYTES_MAX", 30)
+    monkeypatch.setattr(app_module, "BYTES_MAX", 40)
+    counted = app_module.RequestLimits()
     with counted.request("a") as take_of_a, counted.request("a") as again, counted.request("b") as take_of_b:
         take_of_a(30)
         with pytest.raises(BusyError, match="agent a has 30 bytes of requests"), counted.request("a") as more:
@@ -314,7 +321,7 @@ async def test_a_body_becomes_no_objects_in_the_gateway() -> None:
 
 
 async def test_readers_of_outputs_are_bounded_and_one_that_goes_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STREAMS_MAX", 2)
+    monkeypatch.setattr(app_module, "STREAMS_MAX", 2)
     client = Endless()
     async with gateway(client) as http:
         reading = [asyncio.create_task(http.get("/outputs")) for _ in range(2)]

@@ -45,9 +45,9 @@ def run(
 ) -> None:
     """Take requests over HTTP for a fleet's agents, and give out what they emit; see docs/gateway.md."""
     try:
+        from snapline.gateway.app import Served
+        from snapline.gateway.app import serve as serve_gateway
         from snapline.gateway.http_server import check_exposure
-        from snapline.gateway.served_handlers import Served
-        from snapline.gateway.server import serve as serve_gateway
     except ModuleNotFoundError as error:
         raise UsageError(f"the gateway needs {error.name!r}: pip install 'snapline[http]'") from error
     from snapline.agent_runtime.fleet import load_fleet

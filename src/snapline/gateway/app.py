@@ -9,13 +9,25 @@ Everyone who can reach the gateway may send inputs to public handlers, which hos
 configured to serve. So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
 (`browser_headers.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
 a CORS preflight, which the gateway does not answer.
+
+Limits on the number and size of a gateway's requests, for one agent and in total. Requests above the limits are rejected at once.
+
+Errors in HTTP: a status, and a body as in RFC 9457 (problem details).
+
+Handlers that a gateway is configured to serve although they are not marked public: patterns of agents and message types.
+
+OpenAPI document of the gateway's requests and answers: generic, or with the message types of one fleet's classes.
+
+The gateway's process: one client, one server, until it is stopped.
 """
 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,16 +37,163 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+import snapline
+from snapline import errors
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.client.client import TIMEOUT_S, Client
+from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.input_outcomes import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.browser_headers import is_from_other_site, is_this_machine
-from snapline.gateway.limits import RequestLimits
-from snapline.gateway.problems import NotJsonError, problem, problem_of
-from snapline.gateway.served_handlers import NOTHING, Served
+from snapline.gateway.http_server import serve_app
 from snapline.messages.json_text import NESTED, read_json
+from snapline.security.transport import Security
+
+
+class NotJsonError(errors.UsageError):
+    """A body that is not declared as JSON."""
+
+
+class BusyError(errors.ExternalFailureError):
+    """Too many requests or readers; the request had no effect."""
+
+
+STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (errors.AgentMissingError, 404),
+    (errors.HandlerNotPublicError, 403),
+    (errors.InputRefusedError, 422),
+    (errors.MessageTooLargeError, 413),
+    (errors.FleetEndedError, 410),
+    (errors.InputDeadLetteredError, 500),
+    (errors.AnswerMissingError, 504),
+    (errors.InputUnknownError, 504),
+    (errors.InputRejectedError, 503),
+    (errors.CoordinatorUnavailableError, 503),
+    (errors.UnknownOutcomeError, 504),
+    (errors.NotFoundError, 404),
+    (errors.StoreError, 503),
+    (BusyError, 503),
+    (NotJsonError, 415),
+    (errors.UsageError, 400),
+)
+"""Status of each error; the first match counts. 504: the request may have had an effect; repeat it with the same key."""
+
+OTHERWISE = 500
+
+
+def problem_of(error: Exception) -> JSONResponse:
+    """Return the response to a failed request: the error's text, with the input's agent, key and number if known."""
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
+    about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
+    return problem(status, str(error), {"error": type(error).__name__, **about})
+
+
+def problem(status: int, detail: str, more: Mapping[str, object] | None = None) -> JSONResponse:
+    """Return a response with one sentence, and the fields that a program needs."""
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    body = {"type": "about:blank", "status": status, "detail": detail, **(more or {})}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+AGENT_REQUESTS_MAX = 100
+"""Largest number of requests to one agent, which handles them one after the other: a queue of a few seconds. Other agents are not affected."""
+
+REQUESTS_MAX = 600
+"""Largest number of requests in total: below the number of connections, so that incomplete requests have room."""
+
+AGENT_BYTES_MAX = MESSAGE_BYTES_MAX
+"""Largest size of requests to one agent: one message of the largest size."""
+
+BYTES_MAX = 2 * MESSAGE_BYTES_MAX
+"""Largest size of requests in total: a client holds twice that, and makes further sends wait."""
+
+STREAMS_MAX = 64
+"""Largest number of concurrent output streams: each may hold two pages of outputs, some MiB."""
+
+
+class RequestLimits:
+    """Counts the open requests of one gateway."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._streams = 0
+
+    @contextmanager
+    def request(self, agent: str) -> Iterator[Callable[[int], None]]:
+        """Count a request for an agent until the block ends. The yielded function counts bytes of its body.
+
+        Raises:
+            BusyError: a limit is exceeded; the yielded function raises it too.
+        """
+        if self._requests[agent] >= AGENT_REQUESTS_MAX:
+            raise BusyError(f"agent {agent} has {AGENT_REQUESTS_MAX} requests of this gateway under way")
+        if self._requests.total() >= REQUESTS_MAX:
+            raise BusyError(f"this gateway has {REQUESTS_MAX} requests under way")
+        taken = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal taken
+            taken += size_bytes
+            self._bytes[agent] += size_bytes
+            if self._bytes[agent] > AGENT_BYTES_MAX:
+                raise BusyError(f"agent {agent} has {AGENT_BYTES_MAX:,} bytes of requests of this gateway under way")
+            if self._bytes.total() > BYTES_MAX:
+                raise BusyError(f"this gateway has {BYTES_MAX:,} bytes of requests under way")
+
+        self._requests[agent] += 1
+        try:
+            yield take
+        finally:
+            self._give_back(agent, taken)
+
+    def _give_back(self, agent: str, size_bytes: int) -> None:
+        self._requests[agent] -= 1
+        self._bytes[agent] -= size_bytes
+        for counts in (self._requests, self._bytes):
+            if not counts[agent]:
+                del counts[agent]
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a reader of outputs until the block ends.
+
+        Raises:
+            BusyError: there are too many readers.
+        """
+        if self._streams >= STREAMS_MAX:
+            raise BusyError(f"this gateway has {STREAMS_MAX} readers of outputs")
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+
+class Served:
+    """`patterns`: patterns AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
+
+    Raises:
+        UsageError: a pattern is invalid.
+    """
+
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
+        self._patterns = [tuple(pattern.rpartition("/")[::2]) for pattern in patterns]
+        for pattern, (agent, name) in zip(patterns, self._patterns, strict=True):
+            if not agent or not name:
+                raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
+
+    def has(self, agent: str, message_type: str) -> bool:
+        """Return whether a pattern matches messages of this type for this agent."""
+        return any(fnmatchcase(agent, of) and fnmatchcase(message_type, name) for of, name in self._patterns)
+
+
+NOTHING = Served()
+
 
 ANSWERS = ("none", "early", "final")
 KEY = "Idempotency-Key"
@@ -284,3 +443,99 @@ def _timeout_of(request: Request) -> float:
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise UsageError(f"timeout_s={text} is no number of seconds up to {TIMEOUT_S_MAX:g}")
     return timeout_s
+
+
+REFERENCE = "#/components/schemas/{name}"
+
+_Json = dict[str, Any]
+"""A JSON object."""
+
+_KEY: _Json = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "maxLength": 128},
+    "description": "The same key, for the same agent, is the same request. Without one a random key is drawn, and returned.",
+}
+_ANSWER: _Json = {
+    "name": "answer",
+    "in": "query",
+    "schema": {"type": "string", "enum": ["none", "early", "final"], "default": "none"},
+    "description": "Wait for what the agent answers; an early answer may be taken back by a recovery.",
+}
+_TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "number", "default": 30}}
+
+
+def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
+    """Return the document. With a fleet's classes it contains the types of public handlers and of `served` ones; otherwise no types."""
+    paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
+    schemas: _Json = {}
+    if fleet is None:
+        message = {"name": "message", "in": "path", "required": True, "schema": {"type": "string"}}
+        paths["/agents/{agent}/{message}"] = {"post": _post({"type": "object"}, [message])}
+    else:
+        types = _types_of(fleet, served)
+        found, schemas = msgspec.json.schema_components(list(types.values()), ref_template=REFERENCE)
+        for name, schema in zip(types, found, strict=True):
+            paths[f"/agents/{{agent}}/{name}"] = {"post": _post(schema, [], name)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": fleet.name if fleet is not None else "snapline", "version": snapline.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
+    """Return the message types that the gateway may send to the fleet's agents, by name."""
+    found: dict[str, type] = {}
+    for agent in fleet.agents:
+        for name, handler in agent_type(type(fleet.make(agent))).handlers.items():
+            if name not in found and (handler.is_public or served.has(agent, name)):
+                found[name] = handler.message_type
+    return dict(sorted(found.items()))
+
+
+def _post(schema: _Json, parameters: list[_Json], name: str = "") -> _Json:
+    agent = {"name": "agent", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "operationId": f"give{name}" if name else "give",
+        "parameters": [agent, *parameters, _KEY, _ANSWER, _TIMEOUT],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "200": {"description": "Taken, and answered."},
+            "202": {"description": "Taken: it takes effect exactly once."},
+            "403": {"description": "No public handler takes it."},
+            "404": {"description": "There is no such agent."},
+            "415": {"description": "The body has another Content-Type than application/json."},
+            "422": {"description": "Its agent will never take it; the detail says why."},
+            "503": {"description": "Not taken in time: nothing has happened."},
+            "504": {"description": "It may have been taken: give it again with the same key."},
+        },
+    }
+
+
+def _outputs() -> _Json:
+    after = {"name": "after", "in": "query", "schema": {"type": "string"}, "description": "A cursor."}
+    topic = {"name": "topic", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "operationId": "outputs",
+        "parameters": [topic, after],
+        "responses": {"200": {"description": "Server-sent events.", "content": {"text/event-stream": {}}}},
+    }
+
+
+CLIENT_NAME = "gateway"
+
+
+async def serve(
+    address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
+) -> None:
+    """Serve until SIGINT or SIGTERM; print the address.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+        CoordinatorUnavailableError: no coordinator answers at the address.
+    """
+    async with await open_client(address, security, CLIENT_NAME) as client:
+        gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)
+        await serve_app(gateway.app(), listen)
