@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from snapline.gateway import connections
-from snapline.gateway.connections import CONNECTIONS_MAX, HEAD_BYTES_MAX
-from snapline.gateway.http_server import listening, server_of
+from snapline.gateway import http_server
+from snapline.gateway.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, listening, server_of
 
 LIMIT_S = 20.0
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -65,8 +64,8 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(connections, "REQUEST_S_MAX", 0.3)
-    monkeypatch.setattr(connections, "READER_S_MAX", 0.3)
+    monkeypatch.setattr(http_server, "REQUEST_S_MAX", 0.3)
+    monkeypatch.setattr(http_server, "READER_S_MAX", 0.3)
     yield
 
 
@@ -152,7 +151,7 @@ async def receive_end(receive: Any, is_over: asyncio.Event) -> None:
 
 @pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "files_max"])
 async def test_many_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(connections, limit, 5 if limit == "CONNECTIONS_MAX" else lambda: 10)
+    monkeypatch.setattr(http_server, limit, 5 if limit == "CONNECTIONS_MAX" else lambda: 10)
     async with serving() as place:
         strangers = [await asyncio.open_connection(*place) for _ in range(5)]
         for _, writer in strangers:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError
-from snapline.gateway.browser_headers import is_this_machine
+from snapline.gateway.http_server import is_this_machine
 from snapline.view import view_app as app_module
 from snapline.view.fleet_page import AgentSearch
 from snapline.view.sign_in import COOKIE, SESSION_S, SESSIONS_MAX, Sessions

@@ -46,8 +46,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.input_outcomes import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
-from snapline.gateway.browser_headers import is_from_other_site, is_this_machine
-from snapline.gateway.http_server import serve_app
+from snapline.gateway.http_server import is_from_other_site, is_this_machine, serve_app
 from snapline.messages.json_text import NESTED, read_json
 from snapline.security.transport import Security
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageError
-from snapline.gateway.browser_headers import has_no_site_header, is_from_other_site
+from snapline.gateway.http_server import has_no_site_header, is_from_other_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.retention.catalog import SnapshotSummary

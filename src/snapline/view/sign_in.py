@@ -1,6 +1,6 @@
 """Access to the view by a loopback address or by signing in with the token. Form tokens, and the headers of every page.
 
-Programs on other web sites must not read through a viewer's browser (`gateway/browser_headers.py`). Without a token the view answers only
+Programs on other web sites must not read through a viewer's browser (`gateway/http_server.py`). Without a token the view answers only
 requests with a loopback host name; with a token, requests from other sites lack the cookie.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from snapline.gateway.browser_headers import is_this_machine
+from snapline.gateway.http_server import is_this_machine
 
 COOKIE = "snapline-view"
 SESSION_S = 12 * 3600
