@@ -28,8 +28,7 @@ from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import MARK, split_message
-from snapline.telemetry.quick_span import QuickSpan
-from snapline.telemetry.span_export import SpanExport
+from snapline.telemetry.span_export import QuickSpan, SpanExport
 from snapline.telemetry.span_ids import SpanIds
 
 ROOTS = ("start", "timer")
