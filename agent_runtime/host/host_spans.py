@@ -7,7 +7,7 @@ import time
 
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.telemetry.span_export import SpanExport, context_of
-from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
+from snapline.telemetry.spans import checkpoint_ids, recovery_ids
 
 EPOCHS_KEPT = 64
 """Number of reported epochs remembered: unanswered reports are repeated, and few epochs are open at once."""

@@ -29,7 +29,7 @@ from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.span_export import QuickSpan, SpanExport
-from snapline.telemetry.span_ids import SpanIds
+from snapline.telemetry.spans import SpanIds
 
 ROOTS = ("start", "timer")
 """Kinds of turns that may begin a trace here, since nobody sent them. The trace of an input begins where the input arrives."""

@@ -36,7 +36,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from snapline.errors import UsageError
-from snapline.telemetry.span_ids import SpanIds
+from snapline.telemetry.spans import SpanIds
 
 ATTRIBUTES_MAX = 128
 """Largest number of attributes, and of events, of one span: OpenTelemetry's own limit."""
