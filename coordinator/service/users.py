@@ -21,8 +21,7 @@ from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
-from snapline.security.rpc_authorization import RPC_RULES, Caller
-from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES
+from snapline.security.rpc_authorization import ALLOWED, FAILED, REFUSED, RPC_RULES, USER_ROLES, Caller
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600

@@ -9,8 +9,7 @@ from snapline.messages.codec import writer_of
 from snapline.messages.users import ReadAuditReply, ReadTokensReply
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import Caller, Context, RpcGuard
-from snapline.security.tokens import clipped
+from snapline.security.rpc_authorization import Caller, Context, RpcGuard, clipped
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):

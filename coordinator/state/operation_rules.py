@@ -17,7 +17,7 @@ turns in threads last long and were probably not the cause.
 
 *Ends of epochs* have an outcome, for hosts that repeat a report, and figures, for operators.
 
-*Users.* A token is known by its digest alone (`security/tokens.py`). A call of an operator or admin that changes the fleet is recorded with
+*Users.* A token is known by its digest alone (`security/rpc_authorization.py`). A call of an operator or admin that changes the fleet is recorded with
 its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is useless on every replica from
 the log entry that revokes it.
 
@@ -57,8 +57,8 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.turn_deaths import TurnDeath
-from snapline.security.tokens import ALLOWED, USER_ROLES
-from snapline.security.tokens import REFUSED as REFUSED_CALL
+from snapline.security.rpc_authorization import ALLOWED, USER_ROLES
+from snapline.security.rpc_authorization import REFUSED as REFUSED_CALL
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:

@@ -13,7 +13,7 @@ from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security import response_limits as under_way
+from snapline.security import rpc_authorization as under_way
 from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 

@@ -16,14 +16,26 @@ requires a certificate from every client or from none. Then the token alone iden
 operators and admins that change something are logged before they run (`People.record`).
 
 Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
+
+Limits on unread responses of each caller, since gRPC keeps every response until its caller has room for it.
+
+A caller that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open. This module does no I/O.
+
+Bearer tokens: credentials of a user, instead of a certificate.
+
+A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
+random tokens do not. A stolen digest does not reveal the token.
+
+On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside TLS: gRPC refuses to send it otherwise.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -32,10 +44,119 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from snapline.errors import ProtocolError, SnaplineError, UsageError
-from snapline.security.response_limits import CallUnderWay, ResponseLimits
-from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES, clipped, token_digest_in
 from snapline.security.transport import Identity, Security
 from snapline.telemetry.log_lines import LogScope
+
+CALLS_MAX = 4_096
+"""Largest number of concurrent calls of one caller: 64 connections full of calls. All programs that share a certificate are one caller, and each
+waiting program has a call in progress."""
+
+UNREAD_BYTES_MAX = 64 * 1024 * 1024
+"""Largest size of unread responses: four of the largest. Beyond it new requests are refused; responses of calls in progress still count."""
+
+
+class ResponseLimits:
+    """Limits of all callers of one server."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+
+    def refusal(self, caller: str) -> str:
+        """Return why another call of this caller may not begin; empty: it may."""
+        if self._calls.get(caller, 0) >= CALLS_MAX:
+            return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
+        if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
+            return f"{UNREAD_BYTES_MAX >> 20} MiB of answers to this caller have not been taken: read them first"
+        return ""
+
+    def begun(self, caller: str) -> "CallUnderWay":
+        """Register a call that begins. The caller reports to the result when the call has its answer and when it ends."""
+        self._calls[caller] = self._calls.get(caller, 0) + 1
+        return CallUnderWay(self, caller)
+
+    def _change(self, caller: str, *, calls: int, size: int) -> None:
+        for table, change in ((self._calls, calls), (self._bytes, size)):
+            table[caller] = table.get(caller, 0) + change
+            if not table[caller]:
+                del table[caller]
+
+
+class CallUnderWay:
+    """One call under way."""
+
+    def __init__(self, unread: ResponseLimits, caller: str) -> None:
+        self._limits = unread
+        self._caller = caller
+        self._size = 0
+        self._is_over = False
+
+    def answered(self, size: int) -> None:
+        """Count the call's response of `size` bytes, which is about to be sent."""
+        if not self._is_over:
+            self._size = size
+            self._limits._change(self._caller, calls=0, size=size)
+
+    def over(self, _context: object = None) -> None:
+        """Note that the answer was read or abandoned. A second call is a no-op."""
+        if not self._is_over:
+            self._is_over = True
+            self._limits._change(self._caller, calls=-1, size=-self._size)
+
+
+USER_ROLES = ("viewer", "operator", "admin")
+"""Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
+
+ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
+"""Outcomes of a call: allowed; refused; allowed but failed."""
+
+SUBJECT_CHARACTERS_MAX = 300
+"""Largest length of a call's subject in the audit log; longer texts are cut."""
+
+TOKEN_BYTES = 32
+
+PREFIX = "snapline_"
+"""Prefix by which people and secret scanners recognise a token."""
+
+METADATA_KEY, SCHEME = "authorization", "Bearer "
+
+TOKEN_CHARACTERS_MAX = 200
+"""Largest length of a token; longer ones are invalid, and are not hashed."""
+
+INVALID_TOKEN_DIGEST = b"-"
+"""Digest of a credential that cannot be a token. No real digest is this short."""
+
+
+def new_token() -> str:
+    """Return a new, unique token."""
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def digest_of(token: str) -> bytes:
+    """Return the digest that the fleet keeps of a token."""
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """Return the digest of the token that a call carries; None if it carries none. Several tokens, or a foreign one, are invalid."""
+    values = [value for key, value in metadata if key == METADATA_KEY]
+    if not values:
+        return None
+    value = values[0]
+    if (
+        len(values) > 1
+        or not isinstance(value, str)
+        or len(value) > TOKEN_CHARACTERS_MAX
+        or not value.startswith(SCHEME)
+    ):
+        return INVALID_TOKEN_DIGEST
+    return digest_of(value.removeprefix(SCHEME))
+
+
+def clipped(text: str) -> str:
+    """Clip the subject of a call for the audit log."""
+    return text if len(text) <= SUBJECT_CHARACTERS_MAX else text[: SUBJECT_CHARACTERS_MAX - 1] + "…"
+
 
 VIEWER, OPERATOR, ADMIN = USER_ROLES
 BEARER = "bearer"
