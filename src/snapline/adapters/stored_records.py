@@ -7,8 +7,7 @@ So a field that is unchanged since the previous record, or that another record a
 and are opaque here.
 
 Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time has a stream open.
-
-Run blocking disk work of coroutines in a thread, and wait for its end even if the caller is cancelled.
+Coroutines run the blocking disk work `in_thread`.
 """
 
 import asyncio

@@ -1,20 +1,20 @@
-"""One child process of a launcher: its own session, its own log file, and never longer alive than the launcher.
+"""Child processes of a launcher: each has its own session and its own log file, and never lives longer than the launcher.
 
 Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
 process group also reaches the processes that the child started. When the child ends, the rest of its group is killed.
 `deploy/parent_watch.py` makes sure that a child dies with its launcher.
 
-Starting is one short blocking call, so that a cancellation cannot leave a process running that we do not know of. If a fork server
-(`deploy/fork_server.py`) runs, the child is forked from it. Otherwise a new program is started; a pidfd reports its exit, which needs
-Linux, but neither a thread nor a signal handler.
+Starting is one short blocking call, so that a cancellation cannot leave a process running that we do not know of. If a fork server runs, the child is
+forked from it. Otherwise a new program is started; a pidfd reports its exit, which needs Linux, but neither a thread nor a signal handler.
 
-Forks a launcher's children from one process that has imported everything, because imports take most of a start.
+The fork server
+---------------
+Imports take most of a start. So a launcher starts one *fork server* (`cli/fork_server.py`) that has imported everything, and sends it requests over a
+socket pair. Each request carries the descriptor of the child's log. The server has one thread, and of gRPC it has only the imported code, so that
+forking it is safe.
 
-A launcher starts one *fork server* (`cli/fork_server.py`) and sends it requests over a socket pair. Each request carries the descriptor of
-the child's log. The server has one thread, and of gRPC it has only the imported code, so that forking it is safe.
-
-The children belong to the server and die with it, as the server dies with its launcher (`deploy/parent_watch.py`). The server reports each
-exit and reaps the child on command. Until then the child's id is not reused, so a signal never reaches another process.
+The children belong to the server and die with it, as the server dies with its launcher. The server reports each exit and reaps the child on
+command. Until then the child's id is not reused, so a signal never reaches another process.
 
 The launcher never depends on the server. It starts a child in the usual way:
 

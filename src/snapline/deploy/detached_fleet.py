@@ -21,13 +21,14 @@ from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_fi
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.running_fleet import SINGLE_COORDINATOR, FleetReading, LaunchedFleet, follow
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet, follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.deploy.supervisor import Ending
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import RELOAD_S, Security
 
 PLAN_FILE = "plan.json"
@@ -219,7 +220,7 @@ def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> Coordina
     return CoordinatorClient(address, security)
 
 
-async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetReading], None]) -> Ending:
+async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetStatus], None]) -> Ending:
     """Run the fleet of this folder until it ends; if cancelled, take the fleet down.
 
     Raises:

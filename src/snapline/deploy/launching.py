@@ -1,15 +1,14 @@
-"""Launcher interface: a launcher starts and ends a fleet's processes at some place, and sees their ends. It decides nothing.
+"""Launcher interface, and the command lines of the processes that launchers start.
 
-A *place* is where processes can run: this machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and
-when the fleet is over; it is the same for every launcher. The coordinator decides about the fleet's state, and knows no launcher.
+A launcher starts and ends a fleet's processes at some place, and sees their ends. It decides nothing. A *place* is where processes can run: this
+machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and when the fleet is over; it is the same for every
+launcher. The coordinator decides about the fleet's state, and knows no launcher.
 
 A launcher's report of a lost host is only a hint for the coordinator's failure detector (`ReportHostExit`). Without it, the broken stream shows
 the loss a second or two later. Launchers assign no incarnation or host generation: Raft does, when the process registers. `instance` only
 identifies one run, so that a report of its exit is not applied to the next run.
 
 `snapline.deploy.conformance` tests launchers, built-in and third-party.
-
-Command lines of the processes that launchers start.
 """
 
 import sys

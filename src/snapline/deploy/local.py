@@ -14,10 +14,11 @@ from pathlib import Path
 from snapline.deploy.child import Child, ForkServer, describe_exit, is_forkable
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
 from snapline.deploy.launching import Commands, Exit, Handle, ProcessSpec, SnaplineCommands
-from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, FleetReading, LaunchedFleet
+from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, LaunchedFleet
 from snapline.deploy.starting import environment_of
 from snapline.deploy.supervisor import Ending, OnFailure
 from snapline.folders import make_private
+from snapline.messages.status import FleetStatus
 from snapline.messages.turn_deaths import TurnDeath
 
 __all__ = ["Ending", "LocalFleet", "LocalLauncher", "OnFailure"]
@@ -172,7 +173,7 @@ class LocalFleet(LaunchedFleet):
         environment: Mapping[str, str] | None = None,
         connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
-        on_status: Callable[[FleetReading], None] = lambda status: None,
+        on_status: Callable[[FleetStatus], None] = lambda status: None,
         last_snapshot_s: float = 0.0,
         begin_anew: bool = False,
     ) -> None:

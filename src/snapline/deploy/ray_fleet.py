@@ -22,7 +22,7 @@ from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import SUPERVISOR_NAME, PrivateFiles, RayLauncher
-from snapline.deploy.running_fleet import CoordinatorReader, FleetReading, LaunchedFleet
+from snapline.deploy.running_fleet import CoordinatorReader, LaunchedFleet
 from snapline.deploy.supervisor import Ending
 from snapline.errors import (
     DamagedDataError,
@@ -32,6 +32,7 @@ from snapline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import is_loopback
 
 NOTES_MAX = 20
@@ -165,7 +166,7 @@ class RaySupervisor:
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-NOTES_MAX:], sentence]
 
-    def _on_status(self, status: FleetReading) -> None:
+    def _on_status(self, status: FleetStatus) -> None:
         hosts = sum(host.state == "alive" for host in status.hosts)
         self._status = msgspec.structs.replace(
             self._status, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason

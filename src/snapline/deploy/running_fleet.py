@@ -55,57 +55,14 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.ids import check_id
-from snapline.messages.concerns import Concern
+from snapline.messages.status import FleetStatus
 from snapline.messages.turn_deaths import TurnDeath
-
-
-class HostReading(Protocol):
-    """Fields of one host's status that the launcher reads."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def turns(self) -> int: ...
-    @property
-    def dead_letters(self) -> int: ...
-
-
-class StoreReading(Protocol):
-    """Fields of the store's status that the launcher reads."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class FleetReading(Protocol):
-    """Fields of the coordinator's status that the launcher reads."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def last_complete_epoch(self) -> int: ...
-    @property
-    def epochs_completed(self) -> int: ...
-    @property
-    def hosts(self) -> Sequence[HostReading]: ...
-    @property
-    def leader(self) -> str: ...
-    @property
-    def store(self) -> StoreReading: ...
-    @property
-    def concerns(self) -> Sequence[Concern]: ...
 
 
 class CoordinatorReader(Protocol):
     """The part of `CoordinatorClient` that the launcher uses."""
 
-    def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetReading]: ...
+    def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetStatus]: ...
     def report_host_exit(
         self, host: str, instance: str, reason: str, *, died_in: Sequence[TurnDeath] = ()
     ) -> Awaitable[object]: ...
@@ -154,7 +111,7 @@ class LaunchedFleet:
         on_failure: OnFailure = "restart",
         connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
-        on_status: Callable[[FleetReading], None] = lambda status: None,
+        on_status: Callable[[FleetStatus], None] = lambda status: None,
         last_snapshot_s: float = 0.0,
     ) -> None:
         """Describe a fleet; `start()` does the work.
@@ -460,7 +417,7 @@ class LaunchedFleet:
         self._on_status(status)
         self._feed(FleetStatusRead(status.phase, status.reason, status.last_complete_epoch))
 
-    async def _ask_status(self, *, unconfirmed: bool = False) -> FleetReading | None:
+    async def _ask_status(self, *, unconfirmed: bool = False) -> FleetStatus | None:
         """Return the status; None if the coordinator is unreachable, which is no error here: the supervisor restarts it."""
         assert self._client is not None
         try:

@@ -1,4 +1,4 @@
-"""The calls of one service, as its part of a cut holds them. No I/O.
+"""The calls of one service, as its part of a cut holds them, and the stamps that make the cut consistent. No I/O.
 
 Theory of operation
 -------------------
@@ -9,12 +9,16 @@ The caller of a call holds its channel state: the call is *pending* there from t
 receiver stores the answer under the call's id until the caller reports that it no longer needs it. So a cut contains, for each service, its state,
 its pending calls with their requests, and its answers. After a recovery each pending call is made again under its id, and a service that has
 already handled it answers from its table. No channel has to drain, and nothing is counted: compare Johnson and Zwaenepoel 1987 (sender-based
-message logging). Stamps make the cut consistent (`stamps.py`): a service that gets a message sent after the sender recorded an epoch first records
-that epoch, too.
+message logging).
+
+Stamps in the metadata of calls and answers make the cut consistent. A request carries its caller's plan and recorded epoch, a response those of its
+sender. These are Lai and Yang's stamps, applied to calls: a receiver of a message that was sent after a record makes that record first. So no cut
+contains an answer that was not given in it, or a request that was not made.
 
 A call within a handler is made again by its handler, which is rerun under its id until it has ended; the call's ordinal within the handler gives
-the same id. Its caller stores only a digest of it (`HandlerExecution.journal`), no request. A handler that changes state before its last call declares
-that (`changed`): from then on it is not rerun, and its calls are treated like calls outside of handlers.
+the same id. `RUN` finds the handler's run through the context of its task or thread. The handler's caller stores only a digest of the call
+(`HandlerExecution.journal`), no request. A handler that changes state before its last call declares that (`changed`): from then on it is not rerun,
+and its calls are treated like calls outside of handlers.
 
 Invariants (`validate`): a pending call was made by this service, and no journal contains it; a running handler has no answer unless it has
 declared a change.
@@ -23,14 +27,6 @@ The caller's duties:
 1. The work between two calls of these methods, and the related change of the service's state, is one piece: no record is taken within it.
 2. Call `begin` after the record required by the request's stamp, and `answered` after the record required by the response's stamp.
 3. Take `image` and the service's own state in one piece; `restore` both before anything else happens.
-
-Stamps in the metadata of calls and answers between services of a fleet, and the rules that follow from them.
-
-A request carries its caller's plan and recorded epoch, a response those of its sender. These are Lai and Yang's stamps, applied to calls: a receiver
-of a message that was sent after a record makes that record first. So no cut contains an answer that was not given in it, or a request that
-was not made.
-
-The handler run that makes a call, found through the context of its task or thread.
 """
 
 import hashlib

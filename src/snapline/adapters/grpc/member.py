@@ -5,15 +5,13 @@
     stub = GreeterStub(member.channel("127.0.0.1:50052"))
     code = await member.run()
 
-The member holds a host of the fleet (`embedded_host.py`) and the ledger of the service's calls (`ledger.py`). It decides when a cut of the service
-is taken, and fences work of an older history. Everything runs in one event loop, so all work between two awaits is one atomic piece.
-
-A host of the fleet that runs in a service's event loop and calls the service's member at seven points.
-
-Frames of other hosts that announce an epoch are held until the service is ready for it; each link keeps its order.
+The member holds a host of the fleet (`EmbeddedHost`) and the ledger of the service's calls (`ledger.py`). The host runs in the service's event loop,
+and calls the member at seven points. The member decides when a cut of the service is taken, and fences work of an older history. Everything runs in
+one event loop, so all work between two awaits is one atomic piece.
 
 The host records an epoch when it first learns of it, and refuses it if the service is not ready. The member can delay the coordinator's message and
-the stamps of calls. Frames are delayed here, as if they were still in transit, but not so long that the link is suspected.
+the stamps of calls. Frames of other hosts that announce the epoch are held until the service is ready (`HeldFrames`), as if they were still in
+transit, but not so long that the link is suspected. Each link keeps its order.
 """
 
 import asyncio

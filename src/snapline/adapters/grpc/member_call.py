@@ -1,14 +1,13 @@
-"""A unary call between members of a fleet: one id, any number of attempts, and one answer.
+"""Calls between members of a fleet, unary and streaming: one id, any number of attempts, and one answer.
 
 An error that did not come from a member, such as a broken connection, does not tell whether the call was handled. The caller must not act on it
 before the fleet knows, or a cut could contain both the call's effect and the caller's reaction to its failure. So the call is retried under its id
 until there is an answer, the caller's deadline has passed, or the fleet has rolled back.
 
-Streaming calls between members: each is one large call, whose messages are recorded together.
-
-A call is stamped at its beginning and end, but the messages between have no stamps. So a stream is never processed in part: requests are sent
-after the caller has produced the last one, the handler runs when all have arrived, and the caller gets responses when the handler has
-ended. A dialogue within one call, such as a chat, cannot be in a cut: name its method in `Member.channel(listed=…)`, and it streams as usual.
+A streaming call is one large call, whose messages are recorded together. It is stamped at its beginning and end, but the messages between have no
+stamps. So a stream is never processed in part: requests are sent after the caller has produced the last one, the handler runs when all have
+arrived, and the caller gets responses when the handler has ended. A dialogue within one call, such as a chat, cannot be in a cut: name its method in
+`Member.channel(listed=…)`, and it streams as usual.
 """
 
 import asyncio

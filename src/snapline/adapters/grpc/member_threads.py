@@ -1,19 +1,20 @@
 """Threads of a service and the event loop of its member: requests of threads are carried out in the loop, atomically with the thread's own work.
 
-Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs a function in the loop while
-the thread remains inside. `wait` makes a call, and the thread is outside from that step of the loop on; it is inside again from the
-step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken, if the gate reports that no thread is inside
-(`quiescence_gate.py`).
+A thread is *inside* from its beginning to its end, except while it waits in a call of the member. Its work inside, between two of these waits, is
+one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs a function in
+the loop while the thread remains inside. `wait` makes a call, and the thread is outside from that step of the loop on; it is inside again from the
+step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken, if the gate reports that no thread is inside.
+`QuiescentService` makes the service look single-threaded to its member: each of its answers is valid while no thread is inside.
 
 When the fleet rolls back, an older thread gets `HistoryOverError` at its next wait or request, like CancelledError in a coroutine. It may catch
 that and continue for a while: the rollback waits until it has ended, but the loop does not block. The loop never waits for a thread, so a thread
 may wait for the loop.
 
-Decide when a cut of a service with threaded handlers may be taken, and when its fleet may roll back. No I/O, no threads.
-
-A thread is *inside* from its beginning to its end, except while it waits in a call of the member. Its work inside, between two of these waits, is
-one atomic piece. Cuts and recoveries must not split a piece. So they need no thread to be inside, but threads may still be running. The gate is a
-readers-writer lock (Courtois, Heymans and Parnas 1971): threads are the readers, which run in parallel as usual, and cuts are the writers.
+The gate
+--------
+`QuiescenceGate` decides when a cut may be taken, and when the fleet may roll back; it has no I/O and no threads. Cuts and recoveries must not split a
+piece. So they need no thread to be inside, but threads may still be running. The gate is a readers-writer lock (Courtois, Heymans and Parnas 1971):
+threads are the readers, which run in parallel as usual, and cuts are the writers.
 
 - A cut that is requested shuts the gate: no thread enters, and the cut is taken when the last thread inside has ended or waits. Waiting threads
   enter between two cuts.
@@ -24,10 +25,8 @@ readers-writer lock (Courtois, Heymans and Parnas 1971): threads are the readers
 - A cut is wanted as long as it is requested. Its end is not reported: it is assumed when there was no request for LAPSE_NS.
 - Threads cannot be killed. Threads from before a recovery may remain inside: here the rollback is complete when all of them have ended.
 
-All methods are called in one thread, that of the loop. The caller must call `leave` and `end` in one piece with the thread's work: with the
-call's entry in the ledger, and with the handler's answer.
-
-Adapter that makes a service with threads look single-threaded to its member: each of its answers is valid while no thread is inside.
+The loop's thread calls all methods of the gate. The caller must call `leave` and `end` in one piece with the thread's work: with the call's entry in
+the ledger, and with the handler's answer.
 """
 
 import asyncio

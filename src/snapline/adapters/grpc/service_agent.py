@@ -1,9 +1,7 @@
-"""Agent of a plain gRPC service in a fleet, and the interface that a service must implement.
+"""Agent of a plain gRPC service in a fleet, and the interfaces of its service, member and channel.
 
 The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. Its state is built when a cut is taken: the
 service's state, and the ledger of its calls. So epochs, plans, the store and recovery are those of any fleet.
-
-Interfaces of a member and a channel, as used by calls and handlers.
 """
 
 import asyncio

@@ -9,15 +9,12 @@
 It is a `Member` in an event loop, which runs in the thread that calls `run`; requests of handlers are carried out there (`member_threads.py`). Cuts,
 calls and recoveries are those of `Member`; this module connects threads and the loop.
 
-Server side for `grpc.server`: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request.
+Server side: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request. That thread waits for the loop, which
+admits the request and passes it the handler to run once the gate lets it enter, and then the response to send.
 
-That thread waits for the loop, which admits the request and passes it the handler to run once the gate lets it enter, and then the response to send.
-
-A channel for stubs in threads: it makes the calls of a `MemberChannel` in the event loop of the member.
-
-A call is in the ledger from the step of the loop in which it is made, in one piece with its thread's earlier state changes. The thread is outside
-from then on, and inside again from the step in which the answer leaves the ledger. A stream is one call (`streams.py`): its requests are taken from
-the iterator first, within the piece.
+Client side: a channel for stubs in threads makes the calls of a `MemberChannel` in the loop. A call is in the ledger from the step of the loop in which
+it is made, in one piece with its thread's earlier state changes. The thread is outside from then on, and inside again from the step in which the
+answer leaves the ledger. A stream is one call (`member_call.py`): its requests are taken from the iterator first, within the piece.
 """
 
 import asyncio

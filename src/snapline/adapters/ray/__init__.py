@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "ActorCallError": "fleet_refs",
-    "actor_fleet": "decorator",
+    "actor_fleet": "member_actor",
     "changed": "member_actor",
-    "in_fleet": "decorator",
+    "in_fleet": "member_actor",
 }
 
 

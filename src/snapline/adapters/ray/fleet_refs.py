@@ -1,10 +1,10 @@
-"""References returned by a member's calls of other members: awaited, given to `ray.get`, or dropped, like Ray's own.
-
-The user's object in a cut: its state, when it may be captured, and how its methods run.
+"""The user's object in a cut, and the references that its calls of other members return.
 
 A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class runs one
 method at a time in a thread, so that a method may wait in `ray.get`. While it waits for another member, the cut holds the object as it was when the
 method began. After a recovery that method is rerun from there, before any other, with the same calls and answers.
+
+References are awaited, given to `ray.get`, or dropped, like Ray's own.
 """
 
 import asyncio

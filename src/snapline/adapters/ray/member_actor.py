@@ -1,15 +1,14 @@
-"""The actor of this process as a member of its fleet: created by `in_fleet`; all calls from and to the actor pass through it.
+"""`in_fleet`: decorator that includes a class of plain Ray actors in the cuts of a fleet.
 
-The member runs in the event loop in which Ray runs async methods. It starts with a call that the actor's process makes to its own actor: otherwise a
-restarted actor would get no call before its fleet has recovered.
+    @ray.remote(max_restarts=-1)
+    @in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
+    class Bank: …
 
-Ray as a replacement of gRPC: the channel interface that `MemberChannel` uses, implemented by calls to an actor that is found by name.
+The decorator makes the actor of this process a member of the fleet (`MemberActor`): all calls from and to the actor pass through it. The member runs in
+the event loop in which Ray runs async methods. It starts with a call that the actor's process makes to its own actor: otherwise a restarted actor
+would get no call before its fleet has recovered.
 
-`in_fleet`: decorator that includes a class of plain Ray actors in the cuts of a fleet.
-
-@ray.remote(max_restarts=-1)
-@in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
-class Bank: …
+Ray replaces gRPC: `ActorChannel` implements the channel interface that `MemberChannel` uses, by calls to an actor that is found by name.
 """
 
 import asyncio

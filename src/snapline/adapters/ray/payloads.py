@@ -1,8 +1,7 @@
 """Encoding of arguments, answers and states of actors. Values that JSON reproduces exactly are JSON; all others are pickled like in Ray.
 
-Actors of the fleet are stored by name: decoding returns a handle of the current actor of that name. In JSON a handle is {"ray actor": name}.
-
-Names of actors. A restarted actor gets a new id in Ray, so a cut identifies actors by name.
+Actors of the fleet are stored by name, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of the current actor of
+that name. In JSON a handle is {"ray actor": name}.
 """
 
 import contextlib

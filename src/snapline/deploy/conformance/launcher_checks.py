@@ -1,6 +1,7 @@
-"""Checks of each launcher method: small programs are started and ended, without a fleet.
+"""Checks of launchers: small checks of each method, and a large one with a whole fleet.
 
-The large check: a fleet of five agents on three hosts and three coordinators goes through the faults of a real place.
+The small checks start and end small programs, without a fleet. The large check leads a fleet of five agents on three hosts and three coordinators
+through the faults of a real place:
 
 1. The fleet comes up and takes a snapshot.
 2. A host is killed; the fleet recovers exactly.
@@ -8,7 +9,7 @@ The large check: a fleet of five agents on three hosts and three coordinators go
 4. The coordinator's leader is killed and restarted, and leads again.
 5. The fleet goes down; nothing is left.
 
-Checks the tellers' snapshots from the store alone: consistent, complete, no token lost, every transfer handled once (G1–G3).
+`judge` then checks the tellers' snapshots from the store alone: consistent, complete, no token lost, every transfer handled once (G1–G3).
 """
 
 import asyncio
