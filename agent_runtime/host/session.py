@@ -16,8 +16,14 @@ from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
 from snapline.messages.replica_choice import ReplicaChoice
 from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
-from snapline.security.transport import Security
-from snapline.security.trust import TRUST_WAIT_S, DistrustTracker, distrust_reason, transport_mismatch, trust_advice
+from snapline.security.transport import (
+    TRUST_WAIT_S,
+    DistrustTracker,
+    Security,
+    distrust_reason,
+    transport_mismatch,
+    trust_advice,
+)
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from coming back all at once.

@@ -45,8 +45,7 @@ from snapline.protos.v1 import raft_pb2
 from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import DialBackClient, OutgoingCalls, RefusalLog
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
-from snapline.security.transport import LINK_AGE_S_MAX, Security
-from snapline.security.trust import transport_mismatch
+from snapline.security.transport import LINK_AGE_S_MAX, Security, transport_mismatch
 
 Item = Callable[[], None]
 """A call to make on the tick thread."""

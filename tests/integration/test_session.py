@@ -90,7 +90,7 @@ def authorities(folder: Path) -> tuple[Security, Security, Security]:
 
 @pytest.mark.timeout(60)
 async def test_a_host_that_nobody_ever_trusted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.security.trust.TRUST_WAIT_S", 0.5)
+    monkeypatch.setattr("snapline.security.transport.TRUST_WAIT_S", 0.5)
     _, host, stranger = authorities(tmp_path)
     server, port = await served(stranger)
     warned: list[str] = []
@@ -109,7 +109,7 @@ async def test_a_host_that_was_trusted_waits_for_the_end_of_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it takes: its agents are there, and others wait for them."""
-    monkeypatch.setattr("snapline.security.trust.TRUST_WAIT_S", 0.2)
+    monkeypatch.setattr("snapline.security.transport.TRUST_WAIT_S", 0.2)
     coordinator, host, stranger = authorities(tmp_path)
     server, port = await served(coordinator)
     received: asyncio.Queue[Directive] = asyncio.Queue()

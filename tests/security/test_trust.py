@@ -8,8 +8,14 @@ import grpc.aio
 import pytest
 from tests.security.certificates import Authority
 
-from snapline.security.transport import Security
-from snapline.security.trust import TRUST_WAIT_S, DistrustTracker, distrust_reason, transport_mismatch, trust_advice
+from snapline.security.transport import (
+    TRUST_WAIT_S,
+    DistrustTracker,
+    Security,
+    distrust_reason,
+    transport_mismatch,
+    trust_advice,
+)
 
 OURS = "it does not trust ours"
 THEIRS = "its certificate is not trusted here: "
@@ -120,7 +126,7 @@ async def test_an_open_port_with_nobody_behind_it_distrusts_nobody(authorities: 
 async def test_a_server_that_does_not_finish_a_handshake_distrusts_nobody(
     authorities: Authorities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapline.security.trust.PROBE_S", 0.2)
+    monkeypatch.setattr("snapline.security.transport.PROBE_S", 0.2)
     silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(30), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     assert await why(authorities.own.issue("h1").security(), f"127.0.0.1:{port}") is None

@@ -39,8 +39,7 @@ from snapline.messages.turn_deaths import TurnDeath
 from snapline.messages.users import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.messages.wire import decode_reply, encode_request, path_of
 from snapline.security.rpc_authorization import ERROR_KEY
-from snapline.security.transport import Security
-from snapline.security.trust import distrust_reason, transport_mismatch, trust_advice
+from snapline.security.transport import Security, distrust_reason, transport_mismatch, trust_advice
 
 TIMEOUT_S = 10.0
 """Time limit for calls that only read the coordinator's memory."""
