@@ -43,10 +43,9 @@ from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import LATE_REPLY, SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.fleet import Fleet, encode_state, own_modules, restore_agent
-from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.message_encoding import encode_body, encode_ordered
-from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
 from snapline.errors import DivergenceError
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.divergence_reasons import INSTEAD, DivergenceReasons, place_of, relative

@@ -22,9 +22,8 @@ from typing import Any, Protocol
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Stubs, stubs_of
-from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.host_streams import HostRun

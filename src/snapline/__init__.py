@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.context import Context
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
-    from snapline.agent_runtime.heartbeats import heartbeat
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
     from snapline.agent_runtime.snapshots.cut import Cut
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     )
     from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
+    from snapline.agent_runtime.turn_environment import heartbeat
     from snapline.client.client import Certificates, Client
     from snapline.client.input_outcomes import Receipt, Reply
     from snapline.client.operator_commands import DeadLetterResult
@@ -128,7 +128,7 @@ _HOMES = {
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
-    "heartbeat": "snapline.agent_runtime.heartbeats",
+    "heartbeat": "snapline.agent_runtime.turn_environment",
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
     "open_store": "snapline.agent_runtime.snapshots.reader",
