@@ -27,7 +27,7 @@ from snapline.storage.capture.unsupported_state import check as check_sharing
 from snapline.storage.capture.unsupported_state import explain
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.snapshots.cut import Cut
+    from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 
 DEFAULT_POLICY: Policy = Every(1.0)
 """Default policy of fleets whose agents checkpoint on their own."""

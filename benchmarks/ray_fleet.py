@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.fleet import load_fleet
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.cli.demo_diagram import time_ns_of
 from snapline.deploy.conformance.local_ray import NORMAL_PRIORITY, QUICK, RayBench, Raylets, raylets
 from snapline.deploy.running_fleet import LaunchedFleet

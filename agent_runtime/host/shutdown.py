@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.errors import DamagedDataError, SnaplineError, StoreKeyError, StoreMissingError, UsageError
 from snapline.messages.host_messages import ProbeRead, StopEvaluated
 from snapline.storage.store.store import Store

@@ -21,22 +21,23 @@ from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_batch, state_decoder
-from snapline.agent_runtime.snapshots import html as snapshot_html
-from snapline.agent_runtime.snapshots.cut import decode_for, describe_state
-from snapline.agent_runtime.snapshots.cut_contents import (
+from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
+from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkRequest, fork_snapshot
+from snapline.agent_runtime.snapshots.snapshot_cut import (
     DeadLetter,
     Decode,
     PendingSpawn,
     PendingTimer,
     TransitMessage,
     dead_letters,
+    decode_for,
     decode_plainly,
+    describe_state,
     messages_parked,
     messages_to,
     pending_spawns,
     pending_timers,
 )
-from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkRequest, fork_snapshot
 from snapline.errors import NotFoundError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.storage.capture.plain_values import find_field, plain_value

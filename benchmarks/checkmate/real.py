@@ -20,7 +20,7 @@ from benchmarks.checkmate.virtual import quantile
 from benchmarks.snapshot import cpu_s
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
 PROTOCOLS = (NONE, "chandy-lamport", "uncoordinated", "hmnr")

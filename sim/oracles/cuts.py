@@ -34,7 +34,7 @@ A predicate that raises ends the fleet as failed, and is not judged here.
 from collections.abc import Container, Iterator, Mapping
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import operations as op
 from snapline.messages.payloads import CREATE
 from snapline.sim.oracles.ground_truth import GroundTruth

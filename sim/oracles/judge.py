@@ -36,7 +36,7 @@ import msgspec
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.host_events import Control
-from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, ProposalOutcome, Rejected, Unknown

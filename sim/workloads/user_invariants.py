@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from snapline.agent_runtime.agent import Message
 from snapline.agent_runtime.fleet import load_function
-from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.workload import Choose, Workload
 

@@ -62,16 +62,16 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.snapshots.cut import Cut
-    from snapline.agent_runtime.snapshots.cut_contents import (
+    from snapline.agent_runtime.snapshots.forking import Fork
+    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
+    from snapline.agent_runtime.snapshots.snapshot_cut import (
+        Cut,
         DeadLetter,
         PendingSpawn,
         PendingTimer,
         PendingTurn,
         TransitMessage,
     )
-    from snapline.agent_runtime.snapshots.forking import Fork
-    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.agent_runtime.turn_environment import heartbeat
     from snapline.client.client import Certificates, Client
     from snapline.client.input_outcomes import Receipt, Reply
@@ -99,8 +99,8 @@ _HOMES = {
     "CircuitBreaker": "snapline.agent_runtime.breaker",
     "Client": "snapline.client.client",
     "Context": "snapline.agent_runtime.context",
-    "Cut": "snapline.agent_runtime.snapshots.cut",
-    "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
+    "Cut": "snapline.agent_runtime.snapshots.snapshot_cut",
+    "DeadLetter": "snapline.agent_runtime.snapshots.snapshot_cut",
     "DominoReport": "snapline.client.trace_analysis",
     "Effect": "snapline.agent_runtime.effect_ledger",
     "Every": "snapline.protocols.policy",
@@ -111,9 +111,9 @@ _HOMES = {
     "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",
     "Output": "snapline.agent_runtime.message_encoding",
-    "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
-    "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
-    "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
+    "PendingSpawn": "snapline.agent_runtime.snapshots.snapshot_cut",
+    "PendingTimer": "snapline.agent_runtime.snapshots.snapshot_cut",
+    "PendingTurn": "snapline.agent_runtime.snapshots.snapshot_cut",
     "Pickled": "snapline.storage.capture.values",
     "Receipt": "snapline.client.input_outcomes",
     "RecoveryLine": "snapline.client.trace_analysis",
@@ -125,7 +125,7 @@ _HOMES = {
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.trace_analysis",
-    "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
+    "TransitMessage": "snapline.agent_runtime.snapshots.snapshot_cut",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.turn_environment",

@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, LoadProgress, load_line, write_epoch
 from snapline.agent_runtime.host.shutdown import ask_stop
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
-from snapline.agent_runtime.snapshots.cut import describe_state, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import describe_state, load_cut
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.messages.host_messages import EpochReport
 from snapline.messages.payloads import describe_payload

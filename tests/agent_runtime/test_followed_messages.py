@@ -12,7 +12,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, tail_of, with_tail
-from snapline.agent_runtime.snapshots.cut_contents import decode_plainly
+from snapline.agent_runtime.snapshots.snapshot_cut import decode_plainly
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import describe_payload
 from snapline.storage.packs.checkpoint import SpawnRequest

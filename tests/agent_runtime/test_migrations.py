@@ -36,7 +36,7 @@ from snapline.agent_runtime.migrations import (
     state_of,
     steps_of,
 )
-from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.errors import EncodingError, FleetDefinitionError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 

@@ -12,9 +12,9 @@ from tests.agent_runtime.test_incremental_epochs import Host
 from tests.storage.capture.test_first_values import saved
 
 import snapline
-from snapline.agent_runtime.snapshots import cut, cut_contents
-from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots import reader as snapshots
+from snapline.agent_runtime.snapshots import snapshot_cut
+from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
 from snapline.storage.capture import describe, first_values, saved_values
 from snapline.storage.packs.parts import PartReader
 
@@ -45,11 +45,11 @@ def a_description_reads_all(patch: Patch) -> None:
 
 
 def a_cut_has_no_dead_letters(patch: Patch) -> None:
-    patch.setattr(cut, "dead_letters", lambda checkpoint, decode: ())
+    patch.setattr(snapshot_cut, "dead_letters", lambda checkpoint, decode: ())
 
 
 def messages_are_not_decoded_with_the_fleet(patch: Patch) -> None:
-    patch.setattr(snapshots, "decode_for", lambda agent_class, payload: cut_contents.decode_plainly("", payload))
+    patch.setattr(snapshots, "decode_for", lambda agent_class, payload: snapshot_cut.decode_plainly("", payload))
 
 
 def a_history_loses_its_end(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integration.fleets.paced_bank import Purse
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.examples.bank import tokens_in
 from snapline.recovery.dependency_records import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.packs.checkpoint import AgentCheckpoint

@@ -25,7 +25,7 @@ from tests.integration.processes import LIMIT_S as STEP_LIMIT_S
 from tests.integration.running import Running, running
 from tests.integration.victims import HOST, Killer, Program, is_whole
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.chaos import preload
 from snapline.chaos.preload import FaultCounters
 from snapline.client.client import Client

@@ -12,7 +12,7 @@ from tests.integration.running import running
 from tests.integration.victims import Killer, Program
 
 import snapline
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import order_desk
 from snapline.examples.payments import Book, read_entries
 from snapline.storage.store.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.cuts import check_consistent, store_of
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import pagerank
 from snapline.examples.import_graph import ImportGraph, write_graph
 from snapline.storage.store.store import Store

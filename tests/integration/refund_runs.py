@@ -9,7 +9,7 @@ import msgspec
 from tests.integration.running import running
 from tests.integration.victims import Killer, Program
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import refunds
 from snapline.examples.payments import Book, read_entries
 from snapline.storage.store.store import Store

@@ -14,7 +14,7 @@ from tests.integration.processes import LIMIT_S, nothing_left_running
 from tests.integration.running import running
 from typer.testing import CliRunner
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.cli.main import app
 from snapline.errors import DamagedDataError
 from snapline.examples.bank import tokens_in

@@ -8,7 +8,7 @@ from tests.integration.fleets import everything, failing
 from tests.integration.processes import snapline
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 pytestmark = pytest.mark.timeout(120)

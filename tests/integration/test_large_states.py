@@ -9,7 +9,7 @@ import pytest
 from tests.integration.fleets import thinkers
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
 AGENTS, LAST = 4, 1500

@@ -14,7 +14,7 @@ from tests.integration.cuts import check_store, store_of
 from tests.integration.pagerank_runs import SEEDS, pagerank_run
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import domino
 from snapline.protocols.names import PROTOCOLS, is_logged
 

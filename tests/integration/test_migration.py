@@ -10,7 +10,7 @@ from tests.integration.cuts import store_of
 from tests.integration.processes import ROOT
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.errors import UsageError
 
 AGENTS = 4

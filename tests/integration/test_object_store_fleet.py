@@ -9,7 +9,7 @@ from tests.integration.fleets import thinkers
 from tests.integration.running import running
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3, missing_for_radosgw, radosgw_server
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
 AGENTS, LAST = 3, 600

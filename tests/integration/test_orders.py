@@ -12,7 +12,7 @@ import pytest
 from tests.integration.cuts import check_consistent, checkpoints_of, store_of
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import orders
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.workloads.example_fleets import OrdersWorkload

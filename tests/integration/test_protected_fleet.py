@@ -9,7 +9,7 @@ from tests.integration.fleets.tills import Paid
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import LOOK_S, Running, running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.client.client import Client
 from snapline.errors import StoreError
 from snapline.storage.keys.key_files import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.examples import research_team
 from snapline.examples.language_model import Call, read_calls
 from snapline.messages.status import FleetStatus

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.cuts import check_consistent, check_store, store_of
 from tests.integration.running import Running, running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 

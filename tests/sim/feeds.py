@@ -13,7 +13,7 @@ import msgspec
 import snapline
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_events import Control, Spawn
-from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime.snapshots.cut_contents import PendingSpawn, TransitMessage
+from snapline.agent_runtime.snapshots.snapshot_cut import PendingSpawn, TransitMessage
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import draw

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.chaos import executor as cm
 from snapline.chaos.capabilities import HERE, check_capabilities
 from snapline.chaos.executor import ChaosExecutor

@@ -22,9 +22,8 @@ from snapline.folders import make_private
 from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.snapshots.cut import Cut
+    from snapline.agent_runtime.snapshots.snapshot_cut import Cut
     from snapline.deploy.local import Ending, LocalFleet
-    from snapline.deploy.running_fleet import FleetReading
     from snapline.examples.import_graph import ImportGraph
     from snapline.messages.coordinator_client import CoordinatorClient
     from snapline.messages.status import FleetStatus
@@ -127,7 +126,7 @@ class _Demo:
     def _arguments(self) -> dict[str, str]:
         return {"graph": str(self._folder / "graph.json"), "protocol": self._protocol}
 
-    def _on_status(self, status: "FleetReading") -> None:
+    def _on_status(self, status: "FleetStatus") -> None:
         self._progress.status(status)
         self._result["epochs_completed"] = status.epochs_completed
 
@@ -223,7 +222,7 @@ class _Demo:
 
     def _cut(self, epoch: int) -> "Cut":
         from snapline.agent_runtime.fleet import load_fleet
-        from snapline.agent_runtime.snapshots.cut import load_cut
+        from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 
         return load_cut(self._store(), epoch, load_fleet(FLEET, self._arguments()))
 

@@ -420,7 +420,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
         NotFoundError: there is no such snapshot or agent.
         DamagedDataError: the snapshot is damaged.
     """
-    from snapline.agent_runtime.snapshots.cut import describe_state
+    from snapline.agent_runtime.snapshots.snapshot_cut import describe_state
     from snapline.coordinator.service.documents import show_document
     from snapline.messages.payloads import describe_payload
     from snapline.storage.store.store import Store

@@ -152,7 +152,7 @@ class RecoveryLine(Mapping[str, object]):
         return f"<RecoveryLine: {self._back()} of {len(self.agents)} agents go back if {self._who()}>"
 
     def _repr_html_(self) -> str:
-        from snapline.agent_runtime.snapshots.html import heading, table
+        from snapline.agent_runtime.snapshots.snapshot_cut import heading, table
 
         back = sorted(self.agents.items(), key=lambda one: one[1] is None)  # agents that roll back come first
         rows = [(agent, "keeps its live state" if to is None else to, *self._costs(agent)) for agent, to in back]

@@ -37,8 +37,8 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_cut import describe_state
 from snapline.coordinator.service.documents import list_snapshots, show_document
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import SnapshotList
@@ -59,7 +59,8 @@ from snapline.view.cut_page import (
 )
 from snapline.view.display_text import count, plural, size
 from snapline.view.epochs_page import epochs_body, no_history
-from snapline.view.facts import FleetFacts, ViewCalls
+from snapline.messages.status import FleetStatus
+from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, table
@@ -457,7 +458,7 @@ class FleetExport:
     async def _cut(self) -> ExportedScreen:
         return cut_screen(cut_of(await self._calls.snapshot_at(self._snapshot)), self._redactor)
 
-    async def _recovery(self, facts: FleetFacts) -> ExportedScreen:
+    async def _recovery(self, facts: FleetStatus) -> ExportedScreen:
         line = msgspec.convert(await self._calls.line_of(()), LineFacts)
         lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)

@@ -12,7 +12,7 @@ from tests.adapters.autogen.environment import PYTHON, needed
 from tests.integration.processes import nothing_left_running
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
 pytestmark = needed

@@ -15,7 +15,7 @@ from tests.adapters.autogen.environment import PYTHON, needed
 from tests.integration.processes import nothing_left_running
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.messages.status import FleetStatus
 from snapline.storage.store.store import Store
 

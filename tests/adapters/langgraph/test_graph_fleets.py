@@ -19,7 +19,7 @@ from tests.integration.running import Running, running
 
 from snapline.adapters.langgraph import GraphMemory
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.messages.status import FleetStatus
 from snapline.sim.pytest_plugin import Simulation
 from snapline.storage.store.store import Store

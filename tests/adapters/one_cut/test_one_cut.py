@@ -21,7 +21,7 @@ pytest.importorskip("langgraph.graph", reason=REASON)
 from tests.adapters.one_cut import one_fleet
 from tests.adapters.one_cut.counted import CountedCut, count
 
-from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
 pytestmark = [

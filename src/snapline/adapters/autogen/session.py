@@ -27,7 +27,7 @@ from snapline.adapters.autogen.messages import AgentWanted, AutogenMessage, Forw
 from snapline.adapters.autogen.names import agent_name, autogen_id
 from snapline.adapters.autogen.program_fleet import fleet
 from snapline.adapters.autogen.worker import SOCKET_VARIABLE, TurnItem
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.client.client import Client
 from snapline.deploy.local import LocalFleet
 from snapline.errors import AgentMissingError, CoordinatorUnavailableError, SnaplineError

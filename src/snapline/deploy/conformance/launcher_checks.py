@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from snapline.agent_runtime.snapshots.cut import Cut, load_cut
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, require, until
 from snapline.deploy.conformance.token_fleet import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
 from snapline.deploy.launching import Exit, Handle, Kind, Launcher, ProcessSpec

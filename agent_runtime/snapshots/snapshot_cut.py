@@ -1,0 +1,554 @@
+"""A complete cut, for `stop_when` and for display.
+
+Contents of a checkpoint besides its state, for display: messages in transit, timers, spawns, dead letters.
+
+`Cut` and the snapshot reader show the same contents but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type
+name, message).
+
+Snapshots as HTML, for notebooks. All text comes from a store and is escaped; long tables are truncated with a note.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.agent_classes import find_class
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host.restore import restored
+from snapline.agent_runtime.sagas import UNDO
+from snapline.errors import StoreError
+from snapline.messages.payloads import CREATE, plain_name, split_message, unwrapped
+from snapline.storage.capture.describe import plain
+from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.plain_values import plain_value
+from snapline.storage.capture.saved_values import FAILURES, ReadParts, read_record
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.store.store import Store
+
+if TYPE_CHECKING:
+    from snapline.storage.retention.catalog import SnapshotSummary
+
+
+Decode = Callable[[str, bytes], tuple[str, object]]
+
+NS = 10**9
+
+
+class TransitMessage(msgspec.Struct, frozen=True):
+    """A message sent inside the cut and not consumed inside it.
+
+    Attributes:
+        sender, receiver: agents.
+        number: number of the message on its channel; None while it waits in the sender's outbox.
+        message: the message; a dict of its fields if its class is not available; None for the message that creates an agent.
+        type: type name of the message; "" for the message that creates an agent.
+    """
+
+    sender: str
+    receiver: str
+    number: int | None
+    message: object
+    type: str = ""
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that its agent could not handle.
+
+    Attributes:
+        agent: agent that has the dead letter.
+        sender: sender of the message; the agent itself for a timer's message, or for one that can never arrive.
+        message, type: see `TransitMessage`; None and "" if `on_start` failed.
+        error: error of the last attempt.
+        attempts: number of attempts.
+        time_s: time of the last attempt, in seconds since 1970; 0 if unknown.
+        number: number among the agent's dead letters, over all its incarnations.
+    """
+
+    agent: str
+    sender: str
+    message: object
+    type: str
+    error: str
+    attempts: int
+    time_s: float
+    number: int = 0
+
+
+class PendingTimer(msgspec.Struct, frozen=True):
+    """A timer that had not fired; `remaining_s` counts from the agent's checkpoint."""
+
+    agent: str
+    name: str
+    remaining_s: float
+    message: object
+    type: str
+
+
+class PendingTurn(msgspec.Struct, frozen=True):
+    """An unfinished durable turn: its message and sender, the number of journal `entries`, and what it `waits` for ("" if that has arrived)."""
+
+    agent: str
+    sender: str
+    message: object
+    type: str
+    entries: int
+    waits: str
+
+
+class PendingSpawn(msgspec.Struct, frozen=True):
+    """An agent that `parent` requested and that had not been granted yet. Its class is `kind`, "module:Class"."""
+
+    parent: str
+    agent: str
+    kind: str
+
+
+def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """Yield the messages in the channels into an agent, channel by channel in order."""
+    for sender, messages in checkpoint.in_transit.items():
+        for message in messages:
+            kind, decoded = decode(checkpoint.agent, message.payload)
+            yield TransitMessage(sender, checkpoint.agent, message.number, decoded, kind)
+
+
+def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """Yield the messages in an agent's outbox, in order."""
+    for parked in checkpoint.outbox:
+        kind, decoded = decode(parked.receiver, parked.payload)
+        yield TransitMessage(checkpoint.agent, parked.receiver, None, decoded, kind)
+
+
+def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
+    """Yield the newest dead letters of an agent, oldest first."""
+    for number, letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
+        kind, decoded = decode(checkpoint.agent, letter.payload)
+        time_s = letter.time_ns / NS
+        yield DeadLetter(checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, time_s, number)
+
+
+def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
+    """Yield the timers of an agent that had not fired."""
+    for timer in checkpoint.own_timers:
+        kind, decoded = decode(checkpoint.agent, timer.payload)
+        yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
+
+
+def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTurn]:
+    """Yield the durable turn of an agent that had not ended."""
+    turn = checkpoint.turn
+    if turn is not None:
+        kind, decoded = decode(checkpoint.agent, turn.payload)
+        waits = "" if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip()
+        yield PendingTurn(checkpoint.agent, turn.sender, decoded, kind, checkpoint.journal_entries, waits)
+
+
+def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
+    """Yield the effects that an agent was to do, or to undo, and had not."""
+    effects = checkpoint.effects
+    if effects is not None and effects.open is not None:
+        yield f"{checkpoint.agent}: {effects.open.name}"
+    undone = [stashed for stashed in checkpoint.stash if stashed.payload.startswith(UNDO)]
+    if undone or (checkpoint.turn is not None and checkpoint.turn.payload.startswith(UNDO)):
+        yield f"{checkpoint.agent}: undoing"
+
+
+def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
+    """Yield the unfinished durable turn of an agent, if it has done something outside."""
+    effects = checkpoint.effects
+    if checkpoint.turn is not None and effects is not None and effects.made:
+        yield f"{checkpoint.agent}: a turn that has done {', '.join(effect.name for effect in effects.made)}"
+
+
+def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """Yield the messages that a durable turn has deferred: received, and not handled."""
+    for stashed in checkpoint.stash:
+        kind, decoded = decode(checkpoint.agent, stashed.payload)
+        yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
+
+
+def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
+    """Yield the agents that an agent has requested."""
+    for spawn in checkpoint.spawns:
+        yield PendingSpawn(checkpoint.agent, spawn.agent, plain_name(spawn.kind))
+
+
+def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
+    """Decode a message without its class into a dict of its fields, as far as possible, since it may be a dead letter."""
+    if payload[:1] in (CREATE, b""):
+        return "", None
+    name, body = "", memoryview(payload)
+    try:
+        name, body = split_message(unwrapped(payload))
+        return name, plain_value(read_record(body))
+    except FAILURES:
+        return name, f"<{len(body)} bytes>"
+
+
+class Cut:
+    """One complete epoch: the state of each agent, and all messages in transit.
+
+    Attributes:
+        epoch: its number.
+        states: agent → state, decoded on access; agents that do not exist yet are missing.
+        in_transit: messages in channels and outboxes, in order for each channel.
+        dead_letters: messages that could not be handled: the newest of each agent, oldest first.
+        dead_letter_count: number of all dead letters ever, over all agents, without those that were retried and handled.
+        timers: number of pending timers, over all agents.
+        pending_timers: the pending timers.
+        pending_turns: unfinished durable turns; `states` holds the states from before these turns.
+        open_effects: unfinished effects and compensations, as `agent: effect`. `stop_when` does not end a fleet in such a cut.
+        turns_with_effects: unfinished durable turns that had done effects, as `agent: a turn that has done effect, effect`. `stop_when` gives these
+            some seconds to end.
+        pending_spawns: agents requested and not granted yet; for a granted one the creation message is in transit.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        checkpoints: Mapping[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: ReadParts | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self._checkpoints = dict(checkpoints)
+        self._fleet = fleet
+        self.states: Mapping[str, object] = _States(self._checkpoints, fleet, read_parts or _no_parts)
+
+    @property
+    def in_transit(self) -> tuple[TransitMessage, ...]:
+        return tuple(
+            message
+            for checkpoint in self._checkpoints.values()
+            for messages in (messages_to, messages_parked, deferred_messages)
+            for message in messages(checkpoint, self._decode)
+        )
+
+    @property
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in dead_letters(checkpoint, self._decode))
+
+    @property
+    def dead_letter_count(self) -> int:
+        return sum(checkpoint.dead_letter_count for checkpoint in self._checkpoints.values())
+
+    @property
+    def timers(self) -> int:
+        return len(self.pending_timers)
+
+    @property
+    def pending_timers(self) -> tuple[PendingTimer, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_timers(checkpoint, self._decode))
+
+    @property
+    def pending_turns(self) -> tuple[PendingTurn, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_turns(checkpoint, self._decode))
+
+    @property
+    def open_effects(self) -> tuple[str, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in open_effects(checkpoint))
+
+    @property
+    def turns_with_effects(self) -> tuple[str, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in turns_with_effects(checkpoint))
+
+    @property
+    def pending_spawns(self) -> tuple[PendingSpawn, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_spawns(checkpoint))
+
+    def __repr__(self) -> str:
+        transit = sum(
+            [
+                len(checkpoint.outbox) + sum(map(len, checkpoint.in_transit.values()))
+                for checkpoint in self._checkpoints.values()
+            ]
+        )
+        return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
+
+    def describe(self, agent: str) -> object:
+        """Return an agent's state as plain JSON values. Large arrays are described, not read.
+
+        Raises:
+            KeyError: no such agent.
+        """
+        return describe_state(self._checkpoints[agent])
+
+    def _repr_html_(self) -> str:
+        pass
+
+        return of_cut(self)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether the fleet is at rest: nothing is in transit, no timer is set, no durable turn waits, no agent is about to start."""
+        return all(
+            not checkpoint.in_transit
+            and not checkpoint.outbox
+            and not checkpoint.timers
+            and not checkpoint.spawns
+            and checkpoint.turn is None
+            and not checkpoint.stash
+            and (checkpoint.is_unborn or checkpoint.is_started)
+            for checkpoint in self._checkpoints.values()
+        )
+
+    def _decode(self, receiver: str, payload: bytes) -> tuple[str, object]:
+        checkpoint = self._checkpoints.get(receiver)
+        if checkpoint is None or checkpoint.is_unborn:
+            return decode_plainly(receiver, payload)
+        return decode_for(find_class(self._fleet, checkpoint.kind), payload)
+
+
+def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
+    """Decode a message as its receiver's class declares it, or plainly if no handler exists, as for a future dead letter."""
+    with contextlib.suppress(Exception):
+        name, body = split_message(unwrapped(payload))
+        handler = agent_type(agent_class).handlers.get(name)
+        if handler is not None and payload[:1] != CREATE:
+            return name, handler.decoder.decode(body)
+    return decode_plainly("", payload)
+
+
+def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
+    if parts:
+        raise StoreError(f"the state of agent {agent!r} has parts, and no store to read them from")
+    return []
+
+
+class _States(Mapping[str, object]):
+    """States by agent. `read_parts` reads the parts that are not in the checkpoint itself: only of agents that are accessed."""
+
+    def __init__(
+        self,
+        checkpoints: dict[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: ReadParts,
+    ) -> None:
+        self._read_parts = read_parts
+        self._checkpoints = {agent: checkpoint for agent, checkpoint in checkpoints.items() if not checkpoint.is_unborn}
+        self._fleet = fleet
+        self._decoded: dict[str, object] = {}
+
+    def __getitem__(self, agent: str) -> object:
+        if agent not in self._decoded:
+            checkpoint = self._checkpoints[agent]
+            contents = self._read_parts(agent, checkpoint.parts)
+            self._decoded[agent] = restored(self._fleet, checkpoint, contents).state
+        return self._decoded[agent]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoints)
+
+    def __len__(self) -> int:
+        return len(self._checkpoints)
+
+
+def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
+    """Read a complete epoch from the store.
+
+    Raises:
+        DamagedDataError: data in the epoch is damaged.
+        NotFoundError: there is no such epoch.
+    """
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
+    return Cut(epoch, checkpoints, fleet, store.part_reader(manifest).read)
+
+
+def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
+    """Return the state for display, without the classes that wrote it. Without `read_parts`, parts outside the state's record are described, not
+    read.
+
+    Raises:
+        DamagedDataError: a part is damaged.
+    """
+    if not checkpoint.state:
+        return None
+    read = None if read_parts is None else lambda part: read_parts(checkpoint.agent, [part])[0]
+    try:
+        return plain(checkpoint.state, checkpoint.parts, read)
+    except FAILURES as error:
+        return f"<{len(checkpoint.state)} bytes that only its own class can read: {error}>"
+
+
+ROWS_MAX = 50
+"""Largest number of rows of one table: more than a screen shows."""
+
+TEXT_MAX = 200
+"""Largest number of characters in a cell."""
+
+
+class ShownAgent(Protocol):
+    """The part of a `SavedAgent` that is shown."""
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    number: int
+    is_unborn: bool
+    dead_letter_count: int
+
+    @property
+    def channels(self) -> Mapping[str, Sequence[TransitMessage]]: ...
+    @property
+    def outbox(self) -> Sequence[TransitMessage]: ...
+    @property
+    def dead_letters(self) -> Sequence[DeadLetter]: ...
+    @property
+    def pending_timers(self) -> Sequence[PendingTimer]: ...
+    def describe(self, *, reads_parts: bool = True) -> object: ...
+
+
+class ShownCut(Protocol):
+    """The part of a `Cut` that is shown."""
+
+    epoch: int
+    states: Mapping[str, object]
+
+    def describe(self, agent: str) -> object: ...
+    @property
+    def in_transit(self) -> Sequence[TransitMessage]: ...
+    @property
+    def dead_letters(self) -> Sequence[DeadLetter]: ...
+    @property
+    def pending_timers(self) -> Sequence[PendingTimer]: ...
+
+
+class ShownSnapshot(Protocol):
+    """The part of a `Snapshot` that is shown."""
+
+    epoch: int
+    fleet: str
+    created: str
+    protocol: str
+    root: str
+
+    @property
+    def agents(self) -> Mapping[str, ShownAgent]: ...
+
+
+def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
+    """Show the newest snapshots of a store, oldest first."""
+    newest = summaries[-ROWS_MAX:]
+    rows = [
+        (x.epoch, x.root[:12], x.created, x.trigger, x.agent_count, x.channel_state_messages, x.damage) for x in newest
+    ]
+    columns = ("epoch", "root", "created", "trigger", "agents", "in transit", "damage")
+    hidden = len(summaries) - len(newest)
+    more = f"<p>… and {hidden:,} older ones</p>" if hidden else ""
+    return f"<h4>Store {escape(location)}</h4>{table(columns, rows)}{more}"
+
+
+def of_snapshot(snapshot: ShownSnapshot) -> str:
+    """Show a snapshot's agents and messages in transit. The first agents are read, large arrays are not."""
+    names = list(snapshot.agents)[:ROWS_MAX]
+    shown = [snapshot.agents[name] for name in names]
+    agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
+    transit = [message for agent in shown for message in _in_transit(agent)]
+    letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for agent in shown for x in agent.dead_letters]
+    parts = [
+        f"<h4>Snapshot {snapshot.epoch} of fleet {escape(snapshot.fleet)}</h4>",
+        f"<p>created {escape(snapshot.created)}, protocol {escape(snapshot.protocol)}, root {snapshot.root[:12]}</p>",
+        table(("agent", "host", "incarnation", "state"), agents, len(snapshot.agents)),
+        _messages(transit),
+    ]
+    if letters:
+        parts.append(table(("dead letter of", "from", "message", "error"), letters))
+    if len(names) < len(snapshot.agents):
+        parts.append(f"<p>messages and dead letters: of the first {len(names)} agents</p>")
+    return "".join(parts)
+
+
+def of_cut(cut: ShownCut) -> str:
+    """Show a cut's agents and messages in transit. The states of the first agents are decoded."""
+    names = list(cut.states)
+    states = [(name, _text(cut.describe(name))) for name in names[:ROWS_MAX]]
+    parts = [
+        heading(f"Cut of epoch {cut.epoch}"),
+        table(("agent", "state"), states, len(names)),
+        _messages(cut.in_transit),
+    ]
+    if cut.pending_timers:
+        rows = [(x.agent, x.name, f"{x.remaining_s:g} s", _message(x)) for x in cut.pending_timers]
+        parts.append(table(("agent", "timer", "fires in", "message"), rows))
+    if cut.dead_letters:
+        letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for x in cut.dead_letters]
+        parts.append(table(("dead letter of", "from", "message", "error"), letters))
+    return "".join(parts)
+
+
+def of_agent(agent: ShownAgent) -> str:
+    """Show an agent's state field by field, with the first values of arrays; its messages, timers and dead letters."""
+    state = agent.describe()
+    fields = state.items() if isinstance(state, Mapping) else [("", state)]
+    parts = [
+        f"<h4>Agent {escape(agent.agent)}</h4>",
+        f"<p>{escape(agent.kind)} on {escape(agent.host)}, incarnation {agent.incarnation}, checkpoint {agent.number}</p>",
+        "<p>not born yet</p>"
+        if agent.is_unborn
+        else table(("field", "value"), [(str(name), _text(value)) for name, value in fields]),
+        _messages(_in_transit(agent)),
+    ]
+    if agent.pending_timers:
+        rows = [(x.name, f"{x.remaining_s:g} s", _message(x)) for x in agent.pending_timers]
+        parts.append(table(("timer", "fires in", "message"), rows))
+    if agent.dead_letters:
+        letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
+        parts.append(table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
+    return "".join(parts)
+
+
+def _preview(agent: ShownAgent) -> object:
+    return "(not born yet)" if agent.is_unborn else agent.describe(reads_parts=False)
+
+
+def _in_transit(agent: ShownAgent) -> list[TransitMessage]:
+    return [*(message for messages in agent.channels.values() for message in messages), *agent.outbox]
+
+
+def _messages(messages: Sequence[TransitMessage]) -> str:
+    if not messages:
+        return "<p>nothing in transit</p>"
+    rows = [(x.sender, x.receiver, "" if x.number is None else x.number, _message(x)) for x in messages]
+    return table(("from", "to", "number", "message"), rows)
+
+
+def _message(found: object) -> str:
+    kind, message = getattr(found, "type", ""), getattr(found, "message", None)
+    return f"{kind} {_text(message)}" if kind else _text(message)
+
+
+def _last_line(error: str) -> str:
+    """Return the line of a traceback that names the error."""
+    return _text(error.rstrip().rpartition("\n")[2])
+
+
+def _text(value: object) -> str:
+    shown = value if isinstance(value, str) else json.dumps(_with_text_keys(value), ensure_ascii=False, default=str)
+    return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + "…"
+
+
+def _with_text_keys(value: object) -> object:
+    """Make all keys text: JSON has no others."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def heading(words: str) -> str:
+    """Return a heading in a notebook's size."""
+    return f"<h4>{escape(words)}</h4>"
+
+
+def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
+    """Return the first rows of a table of `count` ones; all cells are escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
+    hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)
+    more = f"<p>… and {hidden:,} more</p>" if hidden > 0 else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
