@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from tests.agent_runtime.test_incremental_epochs import CHUNK, LENGTH, Host, Line
 
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
-from snapline.agent_runtime.snapshots import array_difference, difference, state_difference
-from snapline.agent_runtime.snapshots.array_difference import compare_arrays, compare_bytes
+from snapline.agent_runtime.snapshots import difference, state_difference
 from snapline.agent_runtime.snapshots.difference import snapshot_difference
-from snapline.agent_runtime.snapshots.state_difference import StateChanges, _Alignment, compare, shown
+from snapline.agent_runtime.snapshots.state_difference import (
+    StateChanges,
+    _Alignment,
+    compare,
+    compare_arrays,
+    compare_bytes,
+    shown,
+)
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
@@ -224,7 +230,7 @@ def test_an_array_tells_what_numpy_finds(
             after[place] = other[place]
     memory = Memory()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(array_difference, "BATCH_BYTES", batch_bytes)
+        patch.setattr(state_difference, "BATCH_BYTES", batch_bytes)
         if not with_numpy:
             patch.setattr("importlib.util.find_spec", lambda name: None)
         found = compare_arrays(memory.array(before, chunk_bytes), memory.array(after, chunk_bytes))
@@ -592,9 +598,9 @@ def test_a_state_that_cannot_be_decoded_is_damage() -> None:
 
 
 def test_the_array_test_catches_a_forgotten_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = array_difference._add
+    right = state_difference._add
     monkeypatch.setattr(
-        array_difference, "_add", lambda found, start, count, ends, largest: right(found, 0, count, ends, largest)
+        state_difference, "_add", lambda found, start, count, ends, largest: right(found, 0, count, ends, largest)
     )
     with pytest.raises(AssertionError):
         test_only_chunks_that_differ_are_read()
