@@ -20,8 +20,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.sagas import UNDO
-from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, fork_snapshot
-from snapline.agent_runtime.snapshots.state_setting import SettingError
+from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, SettingError, fork_snapshot
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.messages.host_messages import Welcome
 from snapline.storage.capture.arena import ArenaPool
