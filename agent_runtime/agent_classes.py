@@ -1,14 +1,18 @@
-"""Lookup of recorded kinds: their classes, and whether their states still mean the same."""
+"""Lookup of recorded kinds: their classes, and whether their states still mean the same.
+
+Restoring of agents from checkpoints.
+"""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import NoReturn
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, plan_migration
+from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, load_state, plan_migration
 from snapline.errors import EncodingError
+from snapline.storage.capture.image import Buffer, ChunkTable
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 REFUSALS_NAMED_MAX = 3
@@ -80,3 +84,24 @@ def _refuse(errors: list[EncodingError]) -> NoReturn:
     reasons = "; ".join([str(error) for error in errors[:REFUSALS_NAMED_MAX]])
     more = len(errors) - REFUSALS_NAMED_MAX
     raise MigrationError(f"{reasons}; and {more} more classes or versions" if more > 0 else reasons) from errors[0]
+
+
+def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
+    """Return the agent of a checkpoint; `contents` are the bytes of its state's parts.
+
+    Raises:
+        EncodingError: the class is missing, the state's type has changed without a migration, or the state does not decode.
+    """
+    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
+
+
+def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
+    """Return the agent of a checkpoint, and the chunks of its state's parts (none after a migration).
+
+    Raises:
+        EncodingError: the state does not decode, or a migration failed.
+    """
+    agent = plan.agent_class.__new__(plan.agent_class)
+    state = load_state(plan, checkpoint, contents)
+    agent.state = state.state
+    return agent, state.table

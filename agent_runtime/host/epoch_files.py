@@ -12,12 +12,11 @@ import msgspec
 from msgspec import UNSET
 
 from snapline.agent_runtime.agent import Agent, AgentType
-from snapline.agent_runtime.agent_classes import plan_line
+from snapline.agent_runtime.agent_classes import plan_line, revive
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_reports import NOTHING_REPORTED, ChannelNumbers, numbers_of, with_channels
 from snapline.agent_runtime.host.log_files import LogContents
-from snapline.agent_runtime.host.restore import revive
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.messages.host_messages import EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart

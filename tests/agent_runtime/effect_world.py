@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 import snapline
+from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
-from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages import host_messages as msg

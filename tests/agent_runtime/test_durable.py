@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
     DONE,
@@ -32,7 +33,6 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
-from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.turn_environment import TurnEnvironment

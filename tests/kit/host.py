@@ -3,10 +3,10 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
+from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
-from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.channels.frame import Frame
