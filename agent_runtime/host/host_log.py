@@ -15,7 +15,7 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host.agent_inputs import PendingInput
+from snapline.agent_runtime.host.agent_io import PendingInput
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn
 from snapline.messages import host_messages as msg

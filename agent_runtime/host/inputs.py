@@ -13,7 +13,7 @@ agent that never existed. If that epoch is condemned later, inputs of such an ag
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
-from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
+from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState

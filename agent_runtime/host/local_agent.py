@@ -4,8 +4,7 @@ from collections import deque
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.agent_inputs import AgentInputs
-from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore

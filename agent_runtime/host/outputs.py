@@ -13,7 +13,7 @@ would deadlock a cyclic fleet. An agent that has stopped also requests an epoch,
 from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState

@@ -4,7 +4,7 @@ from typing import Any
 
 from snapline.agent_runtime import sagas as asked
 from snapline.agent_runtime.host.agent_effects import COMPENSATED, AgentEffects
-from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.step_log import StepLog

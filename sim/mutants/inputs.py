@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.host import driver, log_files
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_inputs import AgentInputs, PendingInput
+from snapline.agent_runtime.host.agent_io import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent

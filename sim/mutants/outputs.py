@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.coordinator.leader.epochs import publishing

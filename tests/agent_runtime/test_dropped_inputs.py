@@ -4,7 +4,7 @@ import pytest
 from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.test_inputs import WALL_NS, Client
 
-from snapline.agent_runtime.host import agent_inputs
+from snapline.agent_runtime.host import agent_io
 from snapline.agent_runtime.host import host_events as ev
 from snapline.messages import host_messages as msg
 from snapline.storage.log.record import LoggedInput
@@ -80,7 +80,7 @@ def test_owner_that_fails_before_a_checkpoint_drops_again_under_the_next_plan(dr
 
 
 def test_word_of_a_drop_is_not_forgotten_to_save_room(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_inputs, "REPLIES_BYTES_MAX", 1)
+    monkeypatch.setattr(agent_io, "REPLIES_BYTES_MAX", 1)
     inputs = driver.core.agents["a"].inputs
     assert inputs is not None
     inputs._forget_replies("none")

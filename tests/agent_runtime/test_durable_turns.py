@@ -414,8 +414,8 @@ def divergence_is_a_failure(patch: Patch) -> None:
 
 
 def answered_at_the_first_segment(patch: Patch) -> None:
-    patch.setattr("snapline.agent_runtime.host.agent_inputs.AgentInputs.close", lambda *a, **k: None)
-    patch.setattr("snapline.agent_runtime.host.agent_inputs.KnownKey", lambda *a: _closed(*a))
+    patch.setattr("snapline.agent_runtime.host.agent_io.AgentInputs.close", lambda *a, **k: None)
+    patch.setattr("snapline.agent_runtime.host.agent_io.KnownKey", lambda *a: _closed(*a))
 
 
 def _closed(*fields: Any) -> Any:

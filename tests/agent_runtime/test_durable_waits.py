@@ -24,7 +24,7 @@ from tests.agent_runtime.test_durable_turns import (
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.durable import call_payload
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_inputs import REPLIES_BYTES_MAX
+from snapline.agent_runtime.host.agent_io import REPLIES_BYTES_MAX
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, ParkedMessage, SavedTimer, SavedTurn

@@ -211,7 +211,7 @@ def test_the_world_finds_calls_without_a_probe(monkeypatch: Patch) -> None:
 
 def before_release(patch: Patch) -> None:
     """It is called as soon as it is asked for."""
-    patch.setattr("snapline.agent_runtime.host.agent_outputs.AgentOutputs.holds", lambda self, number: False)
+    patch.setattr("snapline.agent_runtime.host.agent_io.AgentOutputs.holds", lambda self, number: False)
 
 
 def another_key(patch: Patch) -> None:

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime.host import agent_inputs, host_log, inputs
+from snapline.agent_runtime.host import agent_io, host_log, inputs
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_events as lt
-from snapline.agent_runtime.host.agent_inputs import AgentInputs
+from snapline.agent_runtime.host.agent_io import AgentInputs
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
@@ -364,7 +364,7 @@ def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver
 
 
 def test_keys_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_inputs, "KEYS_KEPT", 3)
+    monkeypatch.setattr(agent_io, "KEYS_KEPT", 3)
     found = AgentInputs()
 
     def consume(admitted_ns: int) -> list[str]:
@@ -376,12 +376,12 @@ def test_keys_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPatch
     for _ in range(4):
         last = consume(WALL_NS)
     assert last == ["k2", "k3", "k4"]
-    monkeypatch.setattr(agent_inputs, "KEYS_KEPT", 1000)
-    monkeypatch.setattr(agent_inputs, "STEP_NS", agent_inputs.KEYS_KEPT_NS // 4)
+    monkeypatch.setattr(agent_io, "KEYS_KEPT", 1000)
+    monkeypatch.setattr(agent_io, "STEP_NS", agent_io.KEYS_KEPT_NS // 4)
     for quarter in range(1, 5):
-        last = consume(WALL_NS + quarter * agent_inputs.STEP_NS)
+        last = consume(WALL_NS + quarter * agent_io.STEP_NS)
     assert last == [f"k{number}" for number in range(2, 9)], "an hour"
-    assert consume(WALL_NS + 4 * agent_inputs.STEP_NS + 1) == ["k5", "k6", "k7", "k8", "k9"]
+    assert consume(WALL_NS + 4 * agent_io.STEP_NS + 1) == ["k5", "k6", "k7", "k8", "k9"]
     assert AgentInputs(found.saved()).saved() == found.saved()
     assert AgentInputs(found.saved()).span_ns == found.span_ns
 
@@ -572,7 +572,7 @@ def test_agent_that_checkpoints_alone_takes_one_for_who_waits() -> None:
 
 
 def test_old_answers_are_forgotten_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_inputs, "REPLIES_BYTES_MAX", 10)
+    monkeypatch.setattr(agent_io, "REPLIES_BYTES_MAX", 10)
     found = AgentInputs()
     for number in (1, 2, 3):
         made = logged("a", number)

@@ -2,18 +2,30 @@
 
 Inputs of an agent are numbered from 1 over all its owners and incarnations. The agent's checkpoint holds the number of the last input that was
 consumed, by a turn or as a dead letter; later inputs come again from the host log.
+
+One agent's outputs in a host core: the number of the last one, and those that are not known to be released.
 """
 
 import itertools
+from collections import deque
 
 import msgspec
 
+from snapline.agent_runtime.host.host_events import Emission
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput
-from snapline.storage.packs.checkpoint import DROPPED_REPLY, NO_INPUTS, KnownKey, SavedInputs
+from snapline.storage.packs.checkpoint import (
+    DROPPED_REPLY,
+    NO_INPUTS,
+    NO_OUTPUTS,
+    KnownKey,
+    SavedInputs,
+    SavedOutput,
+    SavedOutputs,
+)
 
 KEYS_KEPT = 1000
 """Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""
@@ -149,3 +161,45 @@ class AgentInputs:
             if not known.is_dropped:
                 self.reply_bytes -= len(known.reply)
                 self.keys[known.key] = msgspec.structs.replace(known, reply=b"")
+
+
+class AgentOutputs:
+    """One agent's outputs.
+
+    Attributes:
+        number: number of the last output.
+        pending: outputs not known to be released, ascending without gaps up to `number`.
+        size_bytes: size of the pending payloads.
+    """
+
+    __slots__ = ("number", "pending", "size_bytes")
+
+    def __init__(self, saved: SavedOutputs = NO_OUTPUTS) -> None:
+        self.number = saved.number
+        self.pending = deque(saved.pending)
+        self.size_bytes = sum([len(output.payload) for output in saved.pending])
+
+    def saved(self) -> SavedOutputs:
+        """Return the outputs as a checkpoint holds them."""
+        return SavedOutputs(self.number, list(self.pending))
+
+    def add(self, emission: Emission) -> None:
+        """Add the next output."""
+        topic, payload, emitted_ns = emission
+        self.number += 1
+        self.pending.append(SavedOutput(self.number, topic, payload, emitted_ns))
+        self.size_bytes += len(payload)
+
+    def release(self, number: int) -> None:
+        """Drop the outputs up to this number, which an epoch has released."""
+        while self.pending and self.pending[0].number <= number:
+            self.size_bytes -= len(self.pending.popleft().payload)
+
+    def holds(self, number: int) -> bool:
+        """Return whether this output is not known to be released."""
+        return bool(self.pending) and self.pending[0].number <= number <= self.number
+
+    def validate(self) -> None:
+        first = self.number - len(self.pending) + 1
+        assert [output.number for output in self.pending] == list(range(first, self.number + 1))
+        assert self.size_bytes == sum([len(output.payload) for output in self.pending])
