@@ -12,8 +12,8 @@ from tests.agent_runtime.test_logged_world import useless
 from tests.kit.host import Host
 from tests.kit.logged_fleet import LoggedFleet
 
-from snapline.agent_runtime.host import backlog
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import logged_agent
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -193,7 +193,7 @@ LOGS_MAX = 1000
 @pytest.fixture
 def few_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs of a host may have a thousand bytes."""
-    monkeypatch.setattr(backlog, "LOGS_BYTES_MAX", LOGS_MAX)
+    monkeypatch.setattr(logged_agent, "LOGS_BYTES_MAX", LOGS_MAX)
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.agent_runtime.host import backlog, checkpoint_writer
+from snapline.agent_runtime.host import checkpoint_writer, logged_agent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
 from snapline.agent_runtime.host.modes.pause import AgentPause
@@ -36,7 +36,7 @@ disk = {{ host = "h2", mode = "full", at = "300ms", for = "4s" }}
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small limits; filled with the most bytes of logs that a host had, and how often agents stood still."""
-    monkeypatch.setattr(backlog, "LOGS_BYTES_MAX", LOGS_MAX)
+    monkeypatch.setattr(logged_agent, "LOGS_BYTES_MAX", LOGS_MAX)
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
     monkeypatch.setattr(checkpoint_writer, "WAITING_CHECKPOINTS_MAX", CHECKPOINTS_MAX)
     found = [0, 0]

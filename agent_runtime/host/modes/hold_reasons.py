@@ -1,8 +1,8 @@
 """Reasons to hold agents of a logged fleet: a freeze, an undecided round, or a full backlog. A held agent takes no turn, and
 nothing leaves its outbox."""
 
-from snapline.agent_runtime.host.backlog import Backlog
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.logged_agent import Backlog
 from snapline.agent_runtime.host.parts import HostParts
 
 

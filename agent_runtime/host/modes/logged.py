@@ -17,9 +17,8 @@ from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as we
-from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
-from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
 from snapline.agent_runtime.host.modes.freeze import HostFreeze
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers

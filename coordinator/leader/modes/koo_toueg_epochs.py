@@ -1,15 +1,12 @@
 """Epochs of koo-toueg fleets: each epoch is a round, which makes the line that becomes the epoch.
 
-A round begins manually, when the period is over, or when the sender logs in some host's memory are large. In the last case all agents are
-asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in the next one.
+*When.* A round begins manually, when the period is over, or when the sender logs in some host's memory are large. In the last case all agents
+are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in the next one.
 
-Rounds: koo-toueg epochs, from the first question to the last tentative checkpoint.
-
-Each epoch of a koo-toueg fleet is a round; `protocols/koo_toueg.py` asks and decides. This module sends questions to the hosts and
-passes their answers to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to
-the ledger. Then the newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so
-this verifies each round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch
-makes the checkpoints permanent.
+*Rounds.* `protocols/koo_toueg_round.py` asks and decides. `Rounds` sends the questions to the hosts and passes their answers to the round. When
+the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the newest checkpoints of all
+agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each round (G1) before its epoch is
+decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints permanent.
 
 The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 
@@ -206,7 +203,7 @@ class Rounds:
 
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Size of sender logs in one host's memory that begins a round: a quarter of the size that pauses its agents (`agent_runtime/host/backlog.py`)."""
+"""Size of sender logs in one host's memory that begins a round: a quarter of the size that pauses its agents (`agent_runtime/host/logged_agent.py`)."""
 
 
 class KooToueg:
