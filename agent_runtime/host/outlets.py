@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.outputs import AgentRetirement
 
 
 class Outlets:

@@ -8,18 +8,27 @@ a later epoch. A plan loads pending outputs with the checkpoints, and the coordi
 So outputs wait in memory. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is *full*: it takes no inputs from
 outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other agents still have turns: holding them back
 would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until its outputs are released.
+
+Interface of the membership for the parts of a host core below it.
 """
 
 from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import AgentOutputs
-from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.messages import host_messages as msg
+
+
+class AgentRetirement(Protocol):
+    """Part of a host core where agents leave."""
+
+    def retire_if_drained(self, agent: LocalAgent) -> None:
+        """Retire a leaving agent that less keeps here: its outbox has drained, its outputs are released, or its answers may be sent."""
+
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
 """Largest size of the pending outputs of one agent: each of its checkpoints contains them."""

@@ -8,10 +8,10 @@ next host, gets the same answer. Only a dead letter is not final: after an opera
 """
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.outputs import AgentRetirement
 from snapline.messages import host_messages as msg
 from snapline.messages.inputs import BURIED, REPLIED, RETRY, UNKNOWN
 
