@@ -8,9 +8,8 @@ from snapline.agent_runtime.host import driver, log_files
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
-from snapline.agent_runtime.host.inputs import Inputs
+from snapline.agent_runtime.host.inputs import Inputs, ReplyWaiters
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.reply_waiters import ReplyWaiters
 from snapline.coordinator.service import log_sweeper
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.product_patches import Patch
