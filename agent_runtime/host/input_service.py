@@ -5,23 +5,35 @@ outcome, and retries with the same key.
 
 Bounds. One request is bounded by its codec (`messages/client_wire.py`). Requests being read or waiting for the host's log are bounded together: above
 `UNDER_WAY_BYTES_MAX` clients must retry.
+
+Service of `Inputs.Ask` on a host's port: clients wait here for an agent's answer to an input.
+
+The service decides nothing; the host core decides the answer, and when it may be sent. The service asks the core once for each input and kind of
+answer, however many clients wait and retry. So its memory is bounded by the keys that the agents know, and a departed client leaves nothing behind
+that the next one would not use.
+
+Checks that an agent could take a message from outside, before the input is numbered, so that a client learns of its mistake.
+
+A message that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted input, which
+then becomes a dead letter.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 import msgspec
 
-from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
-from snapline.agent_runtime.host.input_checks import look_at, placed
+from snapline.agent_runtime.message_encoding import encode_body, encode_message, with_tail
+from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.options import RECEIVE_BYTES_MAX
-from snapline.errors import ProtocolError, UsageError
+from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.agent_commands import (
     is_effect_request,
@@ -30,9 +42,204 @@ from snapline.messages.agent_commands import (
     read_effect_request,
     read_effect_resolution,
 )
-from snapline.messages.client_wire import OFFER, SETTLE, OfferReader, encode_outcomes
-from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
+from snapline.messages.client_wire import ASK, OFFER, SETTLE, OfferReader, answer_messages, decode_ask, encode_outcomes
+from snapline.messages.inputs import (
+    KEY_CHARACTERS_MAX,
+    NOT_PUBLIC,
+    REFUSED,
+    RETRY,
+    AskOutcome,
+    GivenInput,
+    InputOutcome,
+)
+from snapline.messages.payloads import plain_name, split_message
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
+from snapline.storage.capture.declared_values import survives_round_trip
+from snapline.storage.capture.values import decode_declared
+
+ASKS_MAX = 10_000
+"""Largest number of clients that wait at one time: each is a separate call, and takes some KiB."""
+
+ASK_S_MAX = 60.0
+"""Longest time of one call: after it, a client that still waits asks again."""
+
+_Question = tuple[str, str, bool]
+"""Agent, key, and whether an early answer will do."""
+
+
+class AnswerSource(Protocol):
+    """Interface that the service needs of its host."""
+
+    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+        """Wait for the answer to an input; `then` gets it, if there ever is one."""
+
+    def place_of(self, agent: str) -> tuple[str, str]:
+        """Return another host where the agent lives, and that one's address; empty if that is not known."""
+
+
+class AskService:
+    """The service of one host. All calls come on its event loop."""
+
+    def __init__(self, agents: AnswerSource, *, host: str) -> None:
+        self._agents = agents
+        self._host = host
+        self._calls = 0
+        self._open: dict[_Question, asyncio.Future[ev.AskAnswer]] = {}
+        """Questions that the core has not answered yet."""
+
+    def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        """Return the handlers of its calls."""
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._ask, bytes)
+        return {ASK: handler}
+
+    async def _ask(self, request: bytes, context: Context) -> None:
+        if self._calls >= ASKS_MAX:
+            reason = f"{ASKS_MAX:,} clients wait for answers of host {self._host}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._calls += 1
+        try:
+            question = await self._question(request, context)
+            for message in answer_messages(await self._answer(question, context)):
+                await context.write(message)
+        finally:
+            self._calls -= 1
+
+    async def _question(self, request: bytes, context: Context) -> _Question:
+        try:
+            agent, key, is_early = decode_ask(request)
+            if not 0 < len(key) <= KEY_CHARACTERS_MAX:
+                raise ProtocolError(f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(key)}")
+            return check_id(agent), key, is_early
+        except (ProtocolError, UsageError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
+
+    async def _answer(self, question: _Question, context: Context) -> AskOutcome:
+        waiting = self._open.get(question) or self._begin(question)
+        await asyncio.wait({waiting}, timeout=ASK_S_MAX)  # a cancelled call leaves the future to other waiters
+        if not waiting.done():
+            reason = f"agent {question[0]} on host {self._host} has not answered yet"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        answer = waiting.result()
+        kind, body = split_message(answer.reply) if answer.reply else ("", b"")
+        place = self._agents.place_of(question[0]) if answer.status == RETRY else ("", "")
+        return AskOutcome(answer.status, answer.number, kind, bytes(body), answer.reason, *place)
+
+    def _begin(self, question: _Question) -> "asyncio.Future[ev.AskAnswer]":
+        waiting: asyncio.Future[ev.AskAnswer] = asyncio.get_running_loop().create_future()
+        self._open[question] = waiting
+
+        def then(answer: ev.AskAnswer) -> None:
+            del self._open[question]
+            waiting.set_result(answer)
+
+        agent, key, is_early = question
+        self._agents.ask(agent, key, then, is_early=is_early)
+        return waiting
+
+
+PlaceOf = Callable[[str], tuple[str, str]]
+"""Returns the other host of an agent, and that host's address; both empty if unknown."""
+
+
+def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
+    """Return the message in the form for the agent's turn, or the outcome of an input that `host` rejects.
+
+    `known`: type of the agent's class; None if the agent is not on this host.
+    """
+    if known is None:
+        return InputOutcome(RETRY, 0, f"agent {given.agent!r} is not on host {host} just now", *place_of(given.agent))
+    try:
+        return _message_in(given, known)
+    except HandlerNotPublicError as error:
+        return InputOutcome(NOT_PUBLIC, reason=str(error))
+    except UsageError as error:
+        return InputOutcome(REFUSED, reason=str(error))
+
+
+def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
+    """Return the outcome with where the agent lives, if the input was not taken here."""
+    if outcome.status != RETRY:
+        return outcome
+    host, address = place_of(agent)
+    return msgspec.structs.replace(outcome, host=host, address=address)
+
+
+def _message_in(given: GivenInput, known: AgentType) -> bytes:
+    """Return the message as the agent's turn takes it; UsageError if it could not. JSON may have its trace behind the type, as other messages do."""
+    if not given.type:
+        check_message(given.agent, known, given.payload, public_only=given.public_only)
+        return given.payload
+    name = plain_name(given.type)
+    message = message_of_json(given.agent, known, name, given.payload, public_only=given.public_only)
+    return with_tail(message, given.type[len(name) :].encode())
+
+
+def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
+    """Check that an agent of this class can take a message; `public_only`: with a public handler.
+
+    Raises:
+        HandlerNotPublicError: it has no public handler for it.
+        EncodingError: the agent has no handler for the message, or the body does not match the type.
+        MessageTooLargeError: it is larger than a message may be.
+    """
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
+    if not payload or len(payload) < 1 + payload[0]:
+        raise EncodingError(f"an input of {len(payload)} bytes that is no message: make it with snapline.Client")
+    try:
+        name, body = split_message(payload)
+    except UnicodeDecodeError as error:
+        raise EncodingError("an input whose type has no name: make it with snapline.Client") from error
+    _decoded(agent, name, _handler_of(agent, known, name, public_only=public_only).decoder, body)
+
+
+def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, public_only: bool = False) -> bytes:
+    """Return the message of type `name` that JSON describes, as an agent of this class takes it. Datetimes with an offset become UTC.
+
+    Raises:
+        HandlerNotPublicError: the agent has no public handler for the message, and `public_only` requires one.
+        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error says where.
+        MessageTooLargeError: it is larger than a message may be.
+    """
+    handler = _handler_of(agent, known, name, public_only=public_only)
+    message = _decoded(agent, name, _json_decoder(handler.message_type), text)
+    if not survives_round_trip(message, handler.message_type):
+        message = _decoded(agent, name, handler.decoder, encode_body(message))
+    return encode_message(message)
+
+
+def _handler_of(agent: str, known: AgentType, name: str, *, public_only: bool) -> Handler:
+    handler = known.handlers.get(name)
+    if public_only and (
+        handler is None or not handler.is_public
+    ):  # outsiders must not learn which other handlers exist
+        names = ", ".join(sorted([name for name, candidate in known.handlers.items() if candidate.is_public])) or "none"
+        raise HandlerNotPublicError(
+            f"agent {agent!r} has no public handler for messages of type {name!r} (public are: {names}); to serve it, "
+            f"mark it @snapline.handler(public=True), or start the gateway with --serve {agent}/{name}"
+        )
+    if handler is None:
+        names = ", ".join(sorted(known.handlers)) or "none"
+        raise EncodingError(
+            f"agent {agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}; "
+            f"those it has are for: {names}"
+        )
+    return handler
+
+
+def _decoded(agent: str, name: str, decoder: Any, body: Any) -> object:
+    try:
+        message: object = decoder.decode(body)
+    except Exception as error:  # the message's own classes may raise anything
+        raise EncodingError(f"a message of type {name!r} for agent {agent!r} is not as declared: {error}") from error
+    return message
+
+
+@cache
+def _json_decoder(kind: type) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(kind, dec_hook=decode_declared)
+
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
 """Largest total size of requests being read or waiting for the host's log: four of the largest. More would only take memory."""

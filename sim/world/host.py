@@ -20,7 +20,7 @@ from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.input_checks import look_at, placed
+from snapline.agent_runtime.host.input_service import look_at, placed
 from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage

@@ -13,7 +13,7 @@ import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, encode_result, read_result
-from snapline.agent_runtime.host.input_checks import message_of_json
+from snapline.agent_runtime.host.input_service import message_of_json
 from snapline.agent_runtime.message_encoding import encode_message, message_decoder
 from snapline.agent_runtime.sagas import reference_of
 from snapline.agent_runtime.turn_environment import TurnEnvironment

@@ -11,8 +11,8 @@ import pytest
 from tests.client.fake_host import Books, FakeHost, Taken
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.host import ask_service
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import input_service
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.host_calls import HostCalls, OfferError
@@ -110,7 +110,7 @@ async def test_who_asks_the_same_waits_for_the_same_and_who_has_gone_does_no_har
 
 
 async def test_more_than_there_is_room_for_are_turned_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_service, "ASKS_MAX", 1)
+    monkeypatch.setattr(input_service, "ASKS_MAX", 1)
     async with serving() as host:
         host.hold_asks = []
         first = asyncio.create_task(ask(host, "a", "k1"))
@@ -125,7 +125,7 @@ async def test_more_than_there_is_room_for_are_turned_back(monkeypatch: pytest.M
 
 
 async def test_a_call_ends_even_if_the_agent_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask_service, "ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr(input_service, "ANSWER_S_MAX", 0.2)
     async with serving() as host:
         host.hold_asks = []
         with pytest.raises(OfferError, match="did not answer in time"):
@@ -183,14 +183,14 @@ async def test_with_certificates_clients_and_operators_may_and_nobody_else(tmp_p
 
 
 async def test_a_service_that_asks_for_every_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = ask_service.AskService._begin
+    begin = input_service.AskService._begin
 
-    def forgetful(service: ask_service.AskService, question: tuple[str, str, bool]) -> "asyncio.Future[ev.AskAnswer]":
+    def forgetful(service: input_service.AskService, question: tuple[str, str, bool]) -> "asyncio.Future[ev.AskAnswer]":
         service._open.pop(question, None)
         waiting = begin(service, question)
         service._open = {}
         return waiting
 
-    monkeypatch.setattr(ask_service.AskService, "_begin", forgetful)
+    monkeypatch.setattr(input_service.AskService, "_begin", forgetful)
     with pytest.raises((AssertionError, KeyError)):
         await test_who_asks_the_same_waits_for_the_same_and_who_has_gone_does_no_harm()

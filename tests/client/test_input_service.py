@@ -12,7 +12,7 @@ import pytest
 from tests.client.fake_host import Books, Closed, FakeHost, Paid
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.host import input_checks, input_service
+from snapline.agent_runtime.host import input_service
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.host_calls import HostCalls, OfferError
@@ -313,7 +313,7 @@ async def test_a_host_of_an_older_version_takes_no_inputs() -> None:
 
 
 def nothing_is_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(input_checks, "check_message", lambda *_, **__: None)
+    patch.setattr(input_service, "check_message", lambda *_, **__: None)
 
 
 def room_is_not_given_back(patch: pytest.MonkeyPatch) -> None:
