@@ -17,7 +17,7 @@ from benchmarks.observe import counting, interval
 
 import snapline
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.turn_spans import TurnPlace, TurnSpans
+from snapline.agent_runtime.host.host_spans import TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.telemetry.span_export import SpanExport

@@ -145,9 +145,12 @@ class Host:
         options, export = self._options, self._export
         observer, world = None, None
         if export is not None:
-            from snapline.agent_runtime.host.host_spans import HostSpans
-            from snapline.agent_runtime.host.span_observer import SpanObserver
-            from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, current_trace
+            from snapline.agent_runtime.host.host_spans import (
+                HostSpans,
+                SpanObserver,
+                TracedTurnEnvironment,
+                current_trace,
+            )
 
             self._trace_of_line = current_trace
             self._spans = HostSpans(export)

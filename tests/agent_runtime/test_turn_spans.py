@@ -17,7 +17,7 @@ import snapline
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_events import RunStep, StepEnded
-from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
+from snapline.agent_runtime.host.host_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import (
     Traceparent,
