@@ -26,8 +26,8 @@ from snapline.adapters.langgraph import (
     GraphResult,
     GraphResume,
     SnaplineGraphAgent,
-    deterministic_ids,
     durable,
+    graph_agent,
     graph_turn,
 )
 from snapline.agent_runtime.agent import agent_type
@@ -429,7 +429,7 @@ def test_another_langgraph_is_refused_in_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.delattr(_checkpoint, "_snapline")
     monkeypatch.delattr(_checkpoint, "uuid6")
     with pytest.raises(ImportError, match="draws its ids elsewhere"):
-        deterministic_ids.replace_sources()
+        graph_agent.replace_sources()
 
 
 def test_outside_of_a_turn_there_is_none() -> None:

@@ -11,6 +11,14 @@ for LangGraph, which uses clocks and threads of its own:
 1. Ids come from the turn (`deterministic_ids.py`).
 2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_run_at_submit`), coroutines in the run's event loop.
 3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
+
+Deterministic replacement of LangGraph's clock and random ids within a turn, so that a rerun turn has the same result.
+
+LangGraph derives the ids of checkpoints, and of messages without an id, from the clock and random numbers. A durable turn rerun by a recovery would
+end in a different state. The agent's next turn would then begin with a different state and make its calls again. A saver cannot choose the
+ids of checkpoints, since LangGraph derives the ids of tasks and interrupts from them before it saves.
+
+So this module patches the two sources once. Within a turn the patched sources use the turn's ids; outside of turns they work as before.
 """
 
 import asyncio
@@ -18,17 +26,19 @@ import contextvars
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._constants import CONFIG_KEY_RUNNER_SUBMIT, INTERRUPT
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.graph import StateGraph
-from langgraph.pregel import Pregel
+from langgraph.graph import StateGraph, message
+from langgraph.pregel import Pregel, _checkpoint
 from langgraph.types import Command
 
-from snapline.adapters.langgraph import deterministic_ids
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
 from snapline.adapters.langgraph.graph_turns import GraphTurn
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
@@ -36,7 +46,40 @@ from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, ha
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, UsageError
 
-deterministic_ids.replace_sources()
+Source = Callable[[], UUID]
+
+drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
+"""Sources of the current turn: ids of checkpoints, which increase, and of messages."""
+
+
+def replace_sources() -> None:
+    """Patch the sources, if not yet done.
+
+    Raises:
+        ImportError: this version of LangGraph uses other sources.
+    """
+    if getattr(_checkpoint, "_snapline", False):
+        return
+    try:
+        uuid6: Callable[..., UUID] = _checkpoint.uuid6
+        uuid4: Callable[[], UUID] = message.uuid.uuid4
+    except AttributeError as error:
+        raise ImportError(f"it draws its ids elsewhere: {error}") from error
+    places: list[tuple[Any, str, Any]] = [
+        (_checkpoint, "uuid6", lambda *args, **kwargs: _drawn(0) or uuid6(*args, **kwargs)),
+        (message, "uuid", SimpleNamespace(uuid4=lambda: _drawn(1) or uuid4())),
+        (_checkpoint, "_snapline", True),
+    ]
+    for place, name, value in places:
+        setattr(place, name, value)
+
+
+def _drawn(which: int) -> UUID | None:
+    sources = drawing.get()
+    return None if sources is None else sources[which]()
+
+
+replace_sources()
 
 
 class GraphInput(Message):
@@ -157,7 +200,7 @@ class SnaplineGraphAgent(Agent):
                     "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
                 )
             turn.enter()
-            deterministic_ids.drawing.set((turn.checkpoint_id, turn.message_id))
+            drawing.set((turn.checkpoint_id, turn.message_id))
             saver = GraphMemorySaver(memory, self.serde)
             try:
                 return play(compiled.copy({"checkpointer": saver}), input, _config(config, thread_id), options)
