@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.adapters.autogen.frames import FRAME_BYTES_MAX, FrameTooLargeError, read_frame, to_bytes
+from snapline.adapters.autogen.pipe_protocol import FRAME_BYTES_MAX, FrameTooLargeError, read_frame, to_bytes
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from snapline.adapters.autogen.agents import AutogenAgent, AutogenHandlerError, AutogenState
     from snapline.adapters.autogen.inside.runtime import SnaplineRuntime
     from snapline.adapters.autogen.messages import AutogenAnswer, AutogenMessage, KeptValue
-    from snapline.adapters.autogen.names import agent_name, autogen_id
+    from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
 
 __all__ = [
     "AutogenAgent",

@@ -28,7 +28,7 @@ from snapline.adapters.autogen.messages import (
     KeptValue,
     StateGiven,
 )
-from snapline.adapters.autogen.names import agent_name, autogen_id
+from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
 from snapline.adapters.autogen.worker import ReceivedReply, TurnItem, TurnSegment, worker_of
 from snapline.agent_runtime.agent import Agent, OnError, handler
 from snapline.agent_runtime.context import Context

@@ -22,9 +22,8 @@ import msgspec
 
 import snapline
 from snapline.adapters.autogen.agents import AGENT_CREATOR, PROGRAM
-from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.messages import AgentWanted, AutogenMessage, ForwardedMessage, KeptValue, StateGiven
-from snapline.adapters.autogen.names import agent_name, autogen_id
+from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id, read_frame, to_bytes
 from snapline.adapters.autogen.program_fleet import fleet
 from snapline.adapters.autogen.worker import SOCKET_VARIABLE, TurnItem
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut

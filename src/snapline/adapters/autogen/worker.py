@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.messages import KeptValue
+from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 from snapline.errors import DivergenceError, ExternalFailureError
 
 PYTHON_VARIABLE = "SNAPLINE_AUTOGEN_PYTHON"

@@ -16,12 +16,12 @@ from typing import Any
 
 from autogen_core import CancellationToken
 
-from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.inside import turn_random
 from snapline.adapters.autogen.inside.live_turn import Item, track_tasks
 from snapline.adapters.autogen.inside.serving import serve_frames
 from snapline.adapters.autogen.inside.turns import TurnRunner
 from snapline.adapters.autogen.inside.value_encoding import EncodedValue
+from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 
 SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
 """Environment variable: the Python interpreter of snapline's environment."""

@@ -7,11 +7,11 @@ import os
 import socket
 import traceback
 
-from snapline.adapters.autogen.frames import to_bytes
 from snapline.adapters.autogen.inside import turn_random
 from snapline.adapters.autogen.inside.live_turn import track_tasks
 from snapline.adapters.autogen.inside.runtime import SnaplineRuntime
 from snapline.adapters.autogen.inside.serving import serve_frames
+from snapline.adapters.autogen.pipe_protocol import to_bytes
 
 
 def serve_program(program: str) -> None:

@@ -4,10 +4,10 @@ import asyncio
 import functools
 from typing import Any
 
-from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.inside.turns import TurnRunner
+from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 
-Frame = dict[str, Any]
+_Frame = dict[str, Any]
 
 
 async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,9 +37,9 @@ def _over(under_way: dict[str, asyncio.Task[None]], key: str, task: asyncio.Task
         del under_way[key]
 
 
-async def _answer(runner: TurnRunner, frame: Frame, writer: asyncio.StreamWriter) -> None:
+async def _answer(runner: TurnRunner, frame: _Frame, writer: asyncio.StreamWriter) -> None:
     if frame["do"] == "begin":
-        segment: Frame | None = await runner.begin(frame)
+        segment: _Frame | None = await runner.begin(frame)
     else:
         segment = await runner.go_on(frame)
     try:
