@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tests.adapters.autogen.environment import PYTHON, needed
 
-from snapline.adapters.autogen.messages import KeptValue
-from snapline.adapters.autogen.worker import AutogenWorker, ReceivedReply, TurnSegment
+from snapline.adapters.autogen.worker import AutogenWorker, KeptValue, ReceivedReply, TurnSegment
 from snapline.errors import DivergenceError
 
 pytestmark = needed

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapline.adapters.autogen.agents import AutogenAgent, AutogenHandlerError, AutogenState
     from snapline.adapters.autogen.inside.runtime import SnaplineRuntime
-    from snapline.adapters.autogen.messages import AutogenAnswer, AutogenMessage, KeptValue
     from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
+    from snapline.adapters.autogen.worker import AutogenAnswer, AutogenMessage, KeptValue
 
 __all__ = [
     "AutogenAgent",

@@ -20,16 +20,19 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from snapline.adapters.autogen.messages import (
+from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
+from snapline.adapters.autogen.worker import (
     AgentWanted,
     AutogenAnswer,
     AutogenMessage,
     ForwardedMessage,
     KeptValue,
+    ReceivedReply,
     StateGiven,
+    TurnItem,
+    TurnSegment,
+    worker_of,
 )
-from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
-from snapline.adapters.autogen.worker import ReceivedReply, TurnItem, TurnSegment, worker_of
 from snapline.agent_runtime.agent import Agent, OnError, handler
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError

@@ -22,10 +22,17 @@ import msgspec
 
 import snapline
 from snapline.adapters.autogen.agents import AGENT_CREATOR, PROGRAM
-from snapline.adapters.autogen.messages import AgentWanted, AutogenMessage, ForwardedMessage, KeptValue, StateGiven
 from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id, read_frame, to_bytes
 from snapline.adapters.autogen.program_fleet import fleet
-from snapline.adapters.autogen.worker import SOCKET_VARIABLE, TurnItem
+from snapline.adapters.autogen.worker import (
+    SOCKET_VARIABLE,
+    AgentWanted,
+    AutogenMessage,
+    ForwardedMessage,
+    KeptValue,
+    StateGiven,
+    TurnItem,
+)
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.client.client import Client
 from snapline.deploy.local import LocalFleet
