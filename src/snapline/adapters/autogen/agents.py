@@ -10,6 +10,8 @@ new state (`worker.py`).
 The turn is durable; each of its steps is the work of the process from one wait to the next. A handler that awaits no reply is one step: its messages
 and its state are atomic, as in a plain turn. For a handler that awaits replies, the turn's journal holds the replies received, and the handler is
 rerun with them.
+
+The fleet of one AutoGen program: turns of its agents run in the program itself.
 """
 
 import base64
@@ -20,6 +22,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+import snapline
 from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id
 from snapline.adapters.autogen.worker import (
     AgentWanted,
@@ -223,3 +226,8 @@ def _answer(ctx: Context, message: AutogenMessage, segment: TurnSegment) -> None
         ctx.reply(answer)
     elif segment.error is not None:
         raise AutogenHandlerError(segment.text)
+
+
+def fleet() -> snapline.Fleet:
+    """Return a fleet whose agents are created at their first message."""
+    return snapline.Fleet("program", agents=AutogenAgent.agents(), triggers=[snapline.Every(seconds=1)])

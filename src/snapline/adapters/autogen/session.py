@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 import snapline
-from snapline.adapters.autogen.agents import AGENT_CREATOR, PROGRAM
+from snapline.adapters.autogen.agents import AGENT_CREATOR, PROGRAM, fleet
 from snapline.adapters.autogen.pipe_protocol import agent_name, autogen_id, read_frame, to_bytes
-from snapline.adapters.autogen.program_fleet import fleet
 from snapline.adapters.autogen.worker import (
     SOCKET_VARIABLE,
     AgentWanted,
