@@ -15,7 +15,7 @@ def main(folder: str, program: str) -> None:
         module.__path__ = [str(path.joinpath(*package.split(".")[1:]))]
         sys.modules[package] = module
     sys.path[0] = ""  # replaces this file's folder, so that programs are found as by `python -m`
-    from snapline.adapters.autogen.inside.serve import serve_program
+    from snapline.adapters.autogen.inside.runtime import serve_program
 
     serve_program(program)
 

@@ -8,9 +8,16 @@ A program registers its agents and subscriptions as with AutoGen's own runtime:
 Messages that an agent sends in a turn belong to the turn (`live_turn.py`). If hosts start the processes that run the program (`serve.py`), the
 runtime has no further task. If a program uses it in place of `SingleThreadedAgentRuntime`, the runtime has a fleet of its own (`home.py`),
 which receives the messages sent outside of turns.
+
+AutoGen's process: runs turns for the host that started it, and ends with the host.
 """
 
 import asyncio
+import importlib
+import inspect
+import os
+import socket
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -28,12 +35,14 @@ from autogen_core import (
 )
 from autogen_core._runtime_impl_helpers import get_impl
 
-from snapline.adapters.autogen.inside import live_turn
+from snapline.adapters.autogen.inside import live_turn, turn_random
 from snapline.adapters.autogen.inside.home import ProgramFleet
-from snapline.adapters.autogen.inside.live_turn import Item
+from snapline.adapters.autogen.inside.live_turn import Item, track_tasks
 from snapline.adapters.autogen.inside.registry import ProgramRegistry
+from snapline.adapters.autogen.inside.serving import serve_frames
 from snapline.adapters.autogen.inside.turns import TurnRunner
 from snapline.adapters.autogen.inside.value_encoding import decode_encoded_value, encode_autogen_message
+from snapline.adapters.autogen.pipe_protocol import to_bytes
 
 POLL_PERIOD_S = 0.01
 """Time between two checks whether a turn is waiting."""
@@ -324,3 +333,39 @@ def _class(made: object) -> str:
 
 
 live_turn.is_send(SnaplineRuntime.send_message)
+
+
+def serve_program(program: str) -> None:
+    """Serve `module:function` through the socket that is this process's standard input and output."""
+    turn_random.replace_sources()
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
+    asyncio.run(_serve(program, channel))
+
+
+async def _serve(program: str, channel: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=channel)
+    try:
+        runtime = await _load(program)
+    except BaseException as error:
+        # The host logs one sentence; the traceback is in this process's own log.
+        traceback.print_exc()
+        writer.write(to_bytes({"hello": f"{program} cannot be registered: {type(error).__name__}: {error}"}))
+        await writer.drain()
+        return
+    track_tasks(asyncio.get_running_loop())
+    writer.write(to_bytes({"hello": ""}))
+    await serve_frames(runtime.serve_host(), reader, writer)
+    os._exit(0)  # ends running handlers at once: without the host their turns are void
+
+
+async def _load(program: str) -> SnaplineRuntime:
+    """Run the program's registration function; a function without parameters creates its own runtime."""
+    module, _, name = program.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    runtime = None if not inspect.signature(function).parameters else SnaplineRuntime()
+    found = function() if runtime is None else function(runtime)
+    made = await found if inspect.isawaitable(found) else found
+    if not isinstance(runtime or made, SnaplineRuntime):
+        raise TypeError(f"it returned a {type(made).__name__}: let it take a runtime, or return a SnaplineRuntime")
+    return runtime or made
