@@ -16,10 +16,9 @@ from typing import Any
 
 from autogen_core import CancellationToken
 
-from snapline.adapters.autogen.inside import turn_random
+from snapline.adapters.autogen.inside import turns
 from snapline.adapters.autogen.inside.live_turn import Item, track_tasks
-from snapline.adapters.autogen.inside.serving import serve_frames
-from snapline.adapters.autogen.inside.turns import TurnRunner
+from snapline.adapters.autogen.inside.turns import TurnRunner, serve_frames
 from snapline.adapters.autogen.inside.value_encoding import EncodedValue
 from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
 
@@ -173,7 +172,7 @@ class ProgramFleet:
     async def _open(self) -> None:
         if self._writer is not None:
             return
-        turn_random.replace_sources()
+        turns.replace_sources()
         track_tasks(asyncio.get_running_loop())
         self._folder = Path(tempfile.mkdtemp(prefix="snapline-"))
         self._server = await asyncio.start_unix_server(self._serve, self._folder / "socket")

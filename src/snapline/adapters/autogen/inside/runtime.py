@@ -35,12 +35,10 @@ from autogen_core import (
 )
 from autogen_core._runtime_impl_helpers import get_impl
 
-from snapline.adapters.autogen.inside import live_turn, turn_random
+from snapline.adapters.autogen.inside import live_turn, turns
 from snapline.adapters.autogen.inside.home import ProgramFleet
 from snapline.adapters.autogen.inside.live_turn import Item, track_tasks
-from snapline.adapters.autogen.inside.registry import ProgramRegistry
-from snapline.adapters.autogen.inside.serving import serve_frames
-from snapline.adapters.autogen.inside.turns import TurnRunner
+from snapline.adapters.autogen.inside.turns import ProgramRegistry, TurnRunner, serve_frames
 from snapline.adapters.autogen.inside.value_encoding import decode_encoded_value, encode_autogen_message
 from snapline.adapters.autogen.pipe_protocol import to_bytes
 
@@ -337,7 +335,7 @@ live_turn.is_send(SnaplineRuntime.send_message)
 
 def serve_program(program: str) -> None:
     """Serve `module:function` through the socket that is this process's standard input and output."""
-    turn_random.replace_sources()
+    turns.replace_sources()
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
     asyncio.run(_serve(program, channel))

@@ -2,20 +2,39 @@
 
 The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for its next turn if that begins with the
 state with which the last turn ended here. Otherwise the factory creates a new object, which loads the state.
+
+Serve the requests of one host, frame by frame.
+
+Deterministic random numbers within a turn: a rerun handler draws the same values.
+
+A handler that has awaited a reply is rerun after a failure, up to where it was waiting, and must make the same calls again. So `random` and
+`uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns they are unchanged; `numpy`, `secrets` and clocks are
+never changed.
+
+Registrations of a program: factories of agents, subscriptions, serializers, intervention handlers.
+
+They behave as in AutoGen's runtime, and raise the same classes of errors.
 """
 
 import asyncio
+import functools
+import inspect
+import logging
 import random
 import traceback
-from collections.abc import Awaitable, Callable
+import uuid
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-from autogen_core import AgentId, CancellationToken, MessageContext, TopicId
+from autogen_core import AgentId, AgentInstantiationContext, CancellationToken, DropMessage, MessageContext, TopicId
 from autogen_core._message_handler_context import MessageHandlerContext
+from autogen_core._runtime_impl_helpers import SubscriptionManager
+from autogen_core._serialization import SerializationRegistry
+from autogen_core.exceptions import MessageDroppedException
 
 from snapline.adapters.autogen.inside.live_turn import LiveTurn
-from snapline.adapters.autogen.inside.registry import ProgramRegistry
-from snapline.adapters.autogen.inside.turn_random import drawing
 from snapline.adapters.autogen.inside.value_encoding import (
     AgentStateCodec,
     EncodedValue,
@@ -23,6 +42,163 @@ from snapline.adapters.autogen.inside.value_encoding import (
     encode_autogen_message,
     encode_handler_error,
 )
+from snapline.adapters.autogen.pipe_protocol import read_frame, to_bytes
+
+drawing: ContextVar[random.Random | None] = ContextVar("snapline-turn-chance", default=None)
+"""Random generator of the current turn."""
+
+_replaced: list[bool] = []
+
+
+def replace_sources() -> None:
+    """Patch the functions. Call it before the program is imported, since that may import them by name."""
+    if _replaced:
+        return
+    _replaced.append(True)
+    for name in random.__all__:
+        function = getattr(random, name)
+        if isinstance(getattr(function, "__self__", None), random.Random):
+            setattr(random, name, _of_turn(name, function))
+    drawn_by_chance = uuid.uuid4
+
+    def uuid4() -> uuid.UUID:
+        source = drawing.get()
+        return drawn_by_chance() if source is None else uuid.UUID(bytes=source.randbytes(16), version=4)
+
+    uuid.uuid4 = uuid4
+
+
+def _of_turn(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        source = drawing.get()
+        return (original if source is None else getattr(source, name))(*args, **kwargs)
+
+    draw.__name__, draw.__doc__ = name, original.__doc__
+    return draw
+
+
+logger = logging.getLogger("autogen_core")
+
+Factory = Callable[..., Any | Awaitable[Any]]
+
+
+class ProgramRegistry:
+    """Registrations, which are the same in every process that runs the program.
+
+    Attributes:
+        serializers, subscriptions: AutoGen's own objects.
+    """
+
+    def __init__(self, interventions: Sequence[Any] = ()) -> None:
+        self.serializers = SerializationRegistry()
+        self.subscriptions = SubscriptionManager()
+        self._interventions = tuple(interventions)
+        self._factories: dict[str, Factory] = {}
+        self._instance_types: dict[str, type[Any]] = {}
+
+    def add_factory(self, kind: str, factory: Factory, expected: type[Any] | None) -> None:
+        """Add a factory; raise ValueError if the type has one already."""
+        if kind in self._factories:
+            raise ValueError(f"agent type {kind!r} is registered already: choose another name")
+
+        async def checked(*arguments: Any) -> Any:
+            made = factory(*arguments)
+            made = await made if inspect.isawaitable(made) else made
+            if expected is not None and not issubclass(type(made), expected):
+                raise ValueError(
+                    f"the factory of agent type {kind!r} has made a {type(made).__name__}, and was registered for {expected.__name__}"
+                )
+            return made
+
+        checked.__signature__ = inspect.signature(factory)  # type: ignore[attr-defined]  # how many arguments it takes
+        self._factories[kind] = checked
+
+    def add_instance(self, kind: str, made: Any) -> None:
+        """Add an agent without a factory. Raise ValueError if its type is in use."""
+        if kind not in self._factories:
+            self._factories[kind] = _no_factory
+            self._instance_types[kind] = type(made)
+        elif kind not in self._instance_types:
+            raise ValueError(f"agent type {kind!r} has a factory: register this object under another type")
+        elif self._instance_types[kind] is not type(made):
+            raise ValueError(
+                f"objects of agent type {kind!r} are of class {self._instance_types[kind].__name__}, and this one is a {type(made).__name__}"
+            )
+
+    def knows(self, agent: AgentId) -> bool:
+        """Return whether the agent's type is registered."""
+        return agent.type in self._factories
+
+    async def make(self, agent: AgentId, runtime: Any) -> Any:
+        """Create an object of this agent. Raises LookupError if its type is not registered, and the errors of its factory."""
+        if agent.type not in self._factories:
+            raise LookupError(f"no agent type {agent.type!r} is registered")
+        factory = self._factories[agent.type]
+        takes = len(inspect.signature(factory).parameters)
+        with AgentInstantiationContext.populate_context((runtime, agent)):
+            try:
+                if takes not in (0, 2):
+                    raise ValueError(
+                        f"the factory of agent type {agent.type!r} takes {takes} arguments: let it take none"
+                    )
+                if takes == 2:
+                    warnings.warn(
+                        f"the factory of agent type {agent.type!r} takes two arguments: let it take none, AutoGen will not give them much longer",
+                        stacklevel=2,
+                    )
+                return await factory(*((runtime, agent) if takes else ()))
+            except BaseException:
+                logger.exception("Error constructing agent %s", agent)
+                raise
+
+    async def subscribers(self, topic: TopicId, sender: AgentId | None) -> list[AgentId]:
+        """Return the agents subscribed to the topic, except the publisher."""
+        subscribed = await self.subscriptions.get_subscribed_recipients(topic)
+        return [agent for agent in subscribed if agent != sender]
+
+    # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
+
+    async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
+        """Pass a message to be sent through the handlers. Raises MessageDroppedException, and the errors of the handlers."""
+        for intervention in self._interventions:
+            message = _passed(
+                await intervention.on_send(message, message_context=context, recipient=recipient), "on_send"
+            )
+        return message
+
+    async def published(self, message: Any, context: MessageContext) -> Any:
+        """Pass a message to be published through the handlers. Raises as `sent`."""
+        for intervention in self._interventions:
+            message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
+        return message
+
+    async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
+        """Pass a response through the handlers. Raises as `sent`."""
+        for intervention in self._interventions:
+            message = _passed(
+                await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"
+            )
+        return message
+
+
+def _passed(message: Any, name: str) -> Any:
+    if message is None:
+        warnings.warn(
+            f"an intervention handler's {name} has returned None, which goes on as the message: return what is to go on, or DropMessage",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if message is DropMessage or isinstance(message, DropMessage):
+        raise MessageDroppedException
+    return message
+
+
+def _no_factory() -> Any:
+    raise RuntimeError(
+        "a message has come for an agent whose type has objects and no factory, and this one was never given: register it, or keep its type "
+        "out of the topic's subscriptions (skip_class_subscriptions)"
+    )
+
 
 Frame = dict[str, Any]
 
@@ -212,3 +388,46 @@ class TurnRunner:
             return None  # no caller waits for it
         sender = AgentId.from_str(begun["sender"]) if begun["sender"] else None
         return await self._registry.responded(found, AgentId.from_str(begun["agent"]), sender)
+
+
+_Frame = dict[str, Any]
+
+
+async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve a host's requests until it disconnects. Turns of different agents run in parallel."""
+    under_way: dict[str, asyncio.Task[None]] = {}
+    turns_seen: dict[str, None] = {}
+    while (frame := await read_frame(reader)) is not None:
+        key = frame["turn"]
+        turns_seen[key] = None
+        earlier = under_way.pop(key, None)
+        if frame["do"] == "drop":
+            if earlier is not None:
+                earlier.cancel()
+            runner.drop(frame)
+            continue
+        task = asyncio.get_running_loop().create_task(_answer(runner, frame, writer))
+        under_way[key] = task
+        task.add_done_callback(functools.partial(_over, under_way, key))
+    for key in turns_seen:
+        if key in under_way:
+            under_way[key].cancel()
+        runner.drop({"turn": key})
+
+
+def _over(under_way: dict[str, asyncio.Task[None]], key: str, task: asyncio.Task[None]) -> None:
+    if under_way.get(key) is task:
+        del under_way[key]
+
+
+async def _answer(runner: TurnRunner, frame: _Frame, writer: asyncio.StreamWriter) -> None:
+    if frame["do"] == "begin":
+        segment: _Frame | None = await runner.begin(frame)
+    else:
+        segment = await runner.go_on(frame)
+    try:
+        reply = to_bytes({"number": frame["number"], "segment": segment})
+    except ValueError as error:
+        reply = to_bytes({"number": frame["number"], "failed": str(error)})
+    writer.write(reply)
+    await writer.drain()
