@@ -22,8 +22,7 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import SnaplineError, StoreError
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs import compaction
-from snapline.storage.packs.compaction import GRACE_S
-from snapline.storage.packs.generations import Retirement
+from snapline.storage.packs.compaction import GRACE_S, Retirement
 from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store import store as store_module

@@ -19,7 +19,7 @@ from snapline.storage.outputs.record import Release
 from snapline.storage.packs import checkpoint_packs, parts
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
-from snapline.storage.packs.generations import other_generations
+from snapline.storage.packs.compaction import other_generations
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.retention import pins

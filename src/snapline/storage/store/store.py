@@ -52,7 +52,7 @@ from snapline.storage.outputs.writer import AGE_NS_MAX, AGE_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob
 from snapline.storage.packs.checkpoint_packs import Gathered, gather
-from snapline.storage.packs.generations import read_newest
+from snapline.storage.packs.compaction import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import retention
 from snapline.storage.store import files
