@@ -1,8 +1,6 @@
-"""Agent moves.
+"""Planned moves of agents, off hosts that an operator drains or to hosts with fewer agents; and the measured load that decides where they go.
 
-Planned moves of agents: off hosts that an operator drains, or to hosts with fewer agents.
-
-Agents move by a plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and only turns taken while
+*Moves.* Agents move by a plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and only turns taken while
 that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed: the plan makes one of the live states.
 
 Before the move, effects are held and running ones end (`fleet_end.py`); otherwise the plan would leave them in doubt.
@@ -10,15 +8,9 @@ Before the move, effects are held and running ones end (`fleet_end.py`); otherwi
 The log records that a host is drained, and plans exclude it as long as another host is attached. A request to spread agents evenly is
 volatile and counts for the present plan only: the operator checks the result, and repeats the request if needed.
 
-Load per agent and host, measured from heartbeats, for the placement of agents that must move.
-
-Theory of operation
--------------------
-A host counts the turns that its agents have taken. The difference of two counts under one plan gives the average turns per agent and
-second. Counts are taken only while the fleet runs, since no agent works otherwise. An idle agent uses memory, so it weighs as much as
-one turn per second.
-
-Invariants:
+*Load* per agent and host, from heartbeats, weighs the placement of agents that must move. A host counts the turns that its agents have taken.
+The difference of two counts under one plan gives the average turns per agent and second. Counts are taken only while the fleet runs, since
+no agent works otherwise. An idle agent uses memory, so it weighs as much as one turn per second. Invariants:
 
 1. Measures belong to the present plan, because another plan places agents differently.
 2. If any host of the plan is not measured, none counts: otherwise agents would move to the unmeasured hosts.

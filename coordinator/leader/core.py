@@ -11,12 +11,11 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 The parts share a `LeaderState` and are wired together by `make_parts`. Each part is given the parts that it calls, and none knows its
 callers. After every event each part compares the state with its own work, in this order:
 
-    hosts/           attached, admitted, lost and evicted hosts
-    modes/           how epochs are made: the fleet's protocol chooses the mode
-    recovery_lines/  stored checkpoints and the recovery line, where agents checkpoint on their own
-    plans/           starting and recovering
-    epochs/          open epochs, their end, triggers, retention
-    this folder      the fleet's definition, requests of hosts and tools, the stop condition, the shutdown
+    hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
+    modes/        how epochs are made: the fleet's protocol chooses the mode; in logged fleets the recovery line
+    plans         starting and recovering: `recovery_plans.py`, `restores.py`, `agent_moves.py`
+    epochs/       open epochs, their end, triggers, retention
+    this folder   requests of hosts, concerns, the stop condition, the shutdown
 
 On a new stream a host receives these messages, in this order:
 

@@ -1,42 +1,35 @@
-"""Recovery plans.
-
-Plans: when the fleet (re)starts, from which line, and on which hosts.
+"""Plans: when the fleet (re)starts, from which line, and on which hosts.
 
 A plan is needed
 
 - to start the fleet;
 - after the loss of a host with agents (`need` in the state);
 - after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
-- for a restore (`restores.py`) or a move of agents (`moves.py`).
+- for a restore (`restores.py`) or a move of agents (`agent_moves.py`).
 
 Then, in this order:
 
 1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be
    back or lost within two seconds. While no host is attached the graces do not run: after a power failure the first host that returns
-   must not get all agents. A host evicted because it blocked the fleet (`standby_hosts.py`) is neither waited for nor used; a drained
+   must not get all agents. A host evicted because it blocked the fleet (`partitions.py`) is neither waited for nor used; a drained
    host is not used.
-2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read. A damaged
-   epoch is condemned, and the previous one is tried. If none is left the fleet starts from its initial states; a fork, which has none,
-   ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than that epoch, they are made into an
-   epoch, which is the line; survivors continue from their live states. A restore names its epoch: no epoch is made, and no agent keeps
-   a live state.
+2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read before the
+   plan is committed. A damaged epoch is condemned, and the previous one is tried. If none is left the fleet starts from its initial states;
+   a fork, which has none, ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than that epoch, they
+   are made into an epoch, which is the line; survivors continue from their live states. A restore names its epoch: no epoch is made, and no
+   agent keeps a live state. For a restore every byte of the epoch is read: its plan makes later epochs void, so damage found afterwards could
+   cost all of them.
 3. Propose CommitPlan with the line and all attached hosts. It is refused if the line has changed since.
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all have, the fleet runs. Hosts that make
-   no progress in time are evicted; if no host makes progress, the plan is made again (`plan_answers.py`).
+   no progress in time are evicted; if no host makes progress, the plan is made again.
 
 After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
 Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
 without a complete epoch in between, a store that stays unreadable.
 
-Check that the line of the next plan can be read: ref, manifest and pack indexes of its epoch, before the plan is committed.
-
-For a restore every byte of the epoch is read: its plan makes later epochs void, so damage found afterwards could cost all of them.
-
-Time limits for hosts that have received a plan and do not answer.
-
-A host answers with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without progress for
-ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent time does not
-count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time limit doubles
+*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without
+progress for ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent time does
+not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time limit doubles
 for the next plan, until one is applied: a fleet with one slow loading step must finish too.
 """
 

@@ -1,16 +1,14 @@
-"""Restores.
+"""Restores, the requests to return to an epoch, and rollbacks, which agents request (`ctx.rollback`).
 
-Restores: requests to return to an epoch, and their results.
+*Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch, and commits it
+together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request: if it is repeated, to
+this leader or the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done
+nothing.
 
-One restore at a time is active. `plans.py` makes its plan like any other, but from the requested epoch, and commits it together with
-the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request: if it is repeated, to this leader
-or the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
-
-Rollback requests of agents (`ctx.rollback`): each becomes a restore, and a second one for the same reason needs an operator.
-
-The requesting agent waits and loses nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new
-stream, so requests survive a leader's death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends
-that incarnation and the request: the turn runs again, and may repeat the request.
+*Rollbacks.* Each request becomes a restore, and a second one for the same reason needs an operator. The requesting agent waits and loses
+nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new stream, so requests survive a leader's
+death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends that incarnation and the request: the turn
+runs again, and may repeat the request.
 
 Agents that were rolled back do not remember why, so the log does. Earlier requests count as long as their plans are kept, and only since an
 operator's last restore, because the operator has seen those before it.
@@ -72,7 +70,7 @@ class Restores:
         self._requests.append(event.request)
 
     def want(self, wanted: RestoreDemand) -> None:
-        """Start an agent's restore (`rollbacks.py`), when no other is active."""
+        """Start an agent's restore (`Rollbacks`), when no other is active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
 

@@ -288,7 +288,7 @@ class RecordCall(Kind, frozen=True, gc=False):
 
 
 UserOperation = MakeToken | RevokeToken | RecordCall
-"""Operations that `users.py` applies."""
+"""Operations that `apply_user_operation` applies."""
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):

@@ -136,25 +136,28 @@ LIMITS: Mapping[str, Limit] = {
     "host_freeze_ms": Limit(("agent_runtime.host.modes.freeze.FREEZE_NS",), (20, 200), _ms),
     # coordinator
     "freeze_ms": Limit(
-        ("coordinator.leader.modes.freeze.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms
+        ("coordinator.leader.modes.autonomous_epochs.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms
     ),
-    "log_freeze_pause_ms": Limit(("coordinator.leader.modes.autonomous.FREEZE_PAUSE_NS",), (200, 2000), _ms),
+    "log_freeze_pause_ms": Limit(("coordinator.leader.modes.autonomous_epochs.FREEZE_PAUSE_NS",), (200, 2000), _ms),
     "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
-    "line_retry_ms": Limit(("coordinator.leader.modes.line_epochs.RETRY_NS",), (50,), _ms),
-    "report_gap_ms": Limit(("coordinator.leader.recovery_lines.lines.GAP_NS",), (100, 500), _ms),
-    "reports_waiting": Limit(("coordinator.leader.recovery_lines.lines.WAITING_MAX",), (1, 4)),
+    "line_retry_ms": Limit(("coordinator.leader.modes.checkpoint_modes.LINE_RETRY_NS",), (50,), _ms),
+    "report_gap_ms": Limit(("coordinator.leader.modes.recovery_line.GAP_NS",), (100, 500), _ms),
+    "reports_waiting": Limit(("coordinator.leader.modes.recovery_line.WAITING_MAX",), (1, 4)),
     "epochs_open": Limit(
         (
             "coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
             "coordinator.state.fleet_state.EPOCHS_OPEN_MAX",
-            "coordinator.leader.modes.coordinated.EPOCHS_OPEN_MAX",
+            "coordinator.leader.modes.coordinated_epochs.EPOCHS_OPEN_MAX",
             "coordinator.state.fleet_view.EPOCHS_OPEN_MAX",
         ),
         (1, 2),
     ),
-    "forget_at_once": Limit(("coordinator.leader.epochs.retention.FORGET_AT_ONCE",), (1, 2)),
+    "forget_at_once": Limit(("coordinator.leader.epochs.epoch_lifecycle.FORGET_AT_ONCE",), (1, 2)),
     "sweep_ms": Limit(
-        ("coordinator.leader.epochs.retention.SWEEP_NS", "coordinator.leader.epochs.retention.SWEEP_IDLE_NS"),
+        (
+            "coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS",
+            "coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS",
+        ),
         (100, 400, 1000),
         _ms,
     ),
@@ -166,7 +169,7 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(("coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
     "spare_ms": Limit(("coordinator.leader.hosts.partitions.STANDBY_NS",), (1, 2000), _ms),
-    "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
+    "plan_answer_ms": Limit(("coordinator.leader.recovery_plans.ANSWER_NS",), (300, 1500), _ms),
     "stop_answer_ms": Limit(("coordinator.leader.fleet_end.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.leader.hosts.admission.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(
@@ -179,8 +182,8 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(
             ("storage.packs.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
             ("storage.packs.compaction.MERGED_PACKS_MIN", lambda _: 2),
-            ("coordinator.leader.epochs.retention.SWEEP_NS", lambda _: _ms(100)),
-            ("coordinator.leader.epochs.retention.SWEEP_IDLE_NS", lambda _: _ms(100)),
+            ("coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS", lambda _: _ms(100)),
+            ("coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS", lambda _: _ms(100)),
         ),
     ),
     "packs_per_epoch": Limit(("storage.packs.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),

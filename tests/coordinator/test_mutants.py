@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 import pytest
 from tests.coordinator.test_random_executions import execute
 
+from snapline.coordinator.leader import restores
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated_epochs
-from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import lineage as going_back

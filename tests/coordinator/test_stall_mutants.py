@@ -7,11 +7,11 @@ from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
 from snapline.coordinator.leader import fleet_end as stop_question
+from snapline.coordinator.leader import recovery_plans
 from snapline.coordinator.leader.fleet_end import StopQuestion
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.host_sessions import Attached, HostSession
 from snapline.coordinator.leader.hosts.partitions import NetworkCut, Pair, Partitions, Running, StandbyHosts
-from snapline.coordinator.leader.plans import recovery_plans
 from snapline.coordinator.leader.recovery_plans import PlanAnswers, Plans
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.host_messages import Heartbeat, StopEvaluated

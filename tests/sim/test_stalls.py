@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.coordinator.leader import fleet_end
+from snapline.coordinator.leader import fleet_end, recovery_plans
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
-from snapline.coordinator.leader.plans import recovery_plans
 from snapline.coordinator.state.fleet_records import HostRecord
 from snapline.sim.faults.fault_kinds import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
 from snapline.sim.result import Result

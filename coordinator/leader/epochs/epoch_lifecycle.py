@@ -1,23 +1,16 @@
-"""Epochs between their two operations: BeginEpoch, and CompleteEpoch or AbortEpoch.
+"""Life of an epoch: its trigger, BeginEpoch, CompleteEpoch or AbortEpoch, and its retention.
 
-An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the fleet's mode (`modes/`), and
-decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails
-the epoch: nothing refers to it then, and its data is garbage.
+*Triggers.* An epoch begins when the period is over, or a tool requests a snapshot. The mode decides on other triggers. A slow or failing store
+never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the store's speed. When epochs fail
+because of the store, `store_watch.py` decides when the next trigger counts. Manual epochs, and those for a recovery, begin at once.
 
-Time account of an epoch, from its reports: the last host to report, and the host whose agents were the last to record.
+*Between its two operations.* An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the fleet's mode
+(`modes/`), and decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails the epoch: nothing refers to
+it then, and its data is garbage. The reports add up to a time account: the last host to report, and the host whose agents were the last to
+record. Durations of different hosts are compared, never their clocks.
 
-Durations of different hosts are compared, never their clocks.
-
-Retention of epochs: the newest ones are kept, and unreferenced data in the store is deleted.
-
-The log forgets old epochs first, then their files are deleted. A sweep deletes data of aborted epochs, and files that were left behind
-by a crash.
-
-Triggers of epochs: the period is over, or a tool requests a snapshot. The mode decides on other triggers.
-
-A slow or failing store never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the
-store's speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger counts. Manual epochs, and those for
-a recovery, begin at once.
+*Retention.* The newest epochs are kept. The log forgets old epochs first, then their files are deleted. A sweep deletes data of aborted epochs,
+and files that were left behind by a crash.
 """
 
 from snapline.coordinator.leader.agent_moves import Moves

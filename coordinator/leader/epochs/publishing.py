@@ -1,18 +1,17 @@
-"""Publishing of complete epochs: write the ref, then notify the hosts, then the tools that requested the snapshot.
+"""Publishing of complete epochs and release of their outputs; answers to tools that requested a snapshot.
 
-A crash between the operation and the ref leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes
-follow from the operation. A new leader does not know which refs exist, so it publishes every complete epoch again.
+*Publishing* writes the ref, then notifies the hosts, then the tools that requested the snapshot. A crash between the operation and the ref
+leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes follow from the operation. A new leader does not
+know which refs exist, so it publishes every complete epoch again.
 
-Snapshot requests of tools. Each has a number, and is answered when its epoch has an outcome.
+*Snapshot requests* have numbers, and each is answered when its epoch has an outcome. All requests that wait when an epoch begins share it.
+First they wait for the epoch's number, which the log assigns.
 
-All requests that wait when an epoch begins share it. First they wait for the epoch's number, which the log assigns.
-
-Releases of complete epochs' outputs: in ascending order, exactly once for consumers, across leaders.
-
-An epoch may be released when it has its ref, every lower epoch has an outcome, and every lower complete epoch is released. Several
-epochs may be open at once, and a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release holds
-the outputs that agents have emitted since the epoch's predecessor (`state/lineage.py`). The store keeper reads them from the epoch's
-checkpoints and writes the release. Then the hosts receive the last output number of each agent in that cut, and drop these outputs.
+*Releases* of outputs come in ascending order, exactly once for consumers, across leaders. An epoch may be released when it has its ref, every
+lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once, and a consumer positioned in
+epoch 6 would miss outputs of epoch 5 that were released later. A release holds the outputs that agents have emitted since the epoch's
+predecessor (`state/lineage.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive the
+last output number of each agent in that cut, and drop these outputs.
 
 Nothing here survives a leader. The next leader releases all known complete epochs again, in order: a release is determined by the state
 and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins` keeps what an

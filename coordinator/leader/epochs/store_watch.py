@@ -1,4 +1,4 @@
-"""The store's health as the leader sees it: results of epochs, and hosts' reports on their own checkpoints.
+"""The store's health as the leader sees it, from results of epochs and hosts' reports on their own checkpoints; and the periodic trigger.
 
 Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for waiting data. Epochs that are bound to
 fail would still cost the fleet a capture each. So triggers are deferred while the store fails, and tools show why.
@@ -11,9 +11,7 @@ on their own, and every heartbeat reports a problem with that.
 The store is *degraded* while the breaker is open or a host reports a problem. This only decides when a regular epoch begins: manual
 epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
 
-The periodic trigger: when the next regular epoch is due.
-
-Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
+*The periodic trigger* is due when the next regular epoch is. Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
 the store fails or is still storing an epoch, so the interval stretches to a multiple of the period.
 """
 

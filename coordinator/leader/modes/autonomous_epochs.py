@@ -11,17 +11,12 @@ before the epoch began, and is a member. An epoch begins by one of these trigger
 Effects and final answers wait for an epoch that holds their agent's checkpoint. Idle agents whose policy takes no checkpoint may hold the
 line back behind it. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
 
-If the logs exceed their limit while one agent holds the line back (the domino effect), an epoch of the line does not help. The fleet is
-then frozen, the cut of all live states becomes an epoch, and the fleet continues. Such a coordinated checkpoint is the only way to
-bound the logs.
-
-Freezing: the hosts start no more turns and take checkpoints of their agents' live states.
-
-Autonomous fleets freeze for two reasons:
+*Freezing.* The hosts start no more turns and take checkpoints of their agents' live states, for two reasons:
 
 - Before a plan, so that surviving states are in the store and the plan's line has the survivors at their live states
   (protocols.md, section 6).
-- When the sender logs exceed their limit while the line does not advance: a cut of live states ends the domino effect.
+- When the sender logs exceed their limit while one agent holds the line back (the domino effect): an epoch of the line does not help then.
+  The cut of all live states becomes an epoch, and the fleet continues. Such a coordinated checkpoint is the only way to bound the logs.
 
 A host that answers has made its checkpoints durable, and has reported them earlier on the same stream. `running` names agents inside a
 long turn: they count as failed, and so do all agents of a host that does not answer in time. The request is idempotent; the plan or

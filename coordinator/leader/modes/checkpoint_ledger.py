@@ -1,6 +1,4 @@
-"""Checkpoint ledger.
-
-Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
+"""Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
 
 One ledger serves one plan. It begins with the *base*, the newest complete epoch, and adds checkpoints that hosts report above it. Base 0
 is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the line; the ledger

@@ -1,21 +1,17 @@
-"""Interface of the checkpoint modes: how epochs are made, chosen by the fleet's protocol.
+"""Checkpoint modes: how epochs are made. The fleet's protocol chooses the mode.
 
-coordinated.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
-koo_toueg.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
-autonomous.py    all others: agents checkpoint on their own, and the recovery line becomes the epoch
+coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
+koo_toueg_epochs.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
+autonomous_epochs.py    all others: agents checkpoint on their own, and the recovery line becomes the epoch
 
-Choice of the checkpoint mode. A fleet's protocol is fixed, so the mode is chosen once: when the log has the definition.
+This module has the interface, the choice, and the parts that the modes of logged fleets (the last two) share.
 
-Epochs made of recovery lines: the common part of the modes of logged fleets.
+*Epochs made of recovery lines.* Hosts make no epochs in logged fleets. A line is computed, or made by a round, and materialised
+(`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did not begin is
+aborted: its line or round was lost with the leader that began it.
 
-Hosts make no epochs here. A line is computed, or made by a round, and materialised (`lines.py`); from then on the epoch is like any
-other. One epoch is open at a time. An epoch that this leader did not begin is aborted: its line or round was lost with the leader that
-began it.
-
-Removal of stopped agents from logged fleets: they stay until no line can need them.
-
-An agent may leave when the newest epoch holds its last checkpoint and has received everything the agent ever sent (`Lines.finished`).
-Its host repeats the request on every new stream, so the queue is volatile.
+*Stopped agents* stay in a logged fleet until no line can need them. An agent may leave when the newest epoch holds its last checkpoint and has
+received everything the agent ever sent (`Lines.finished`). Its host repeats the request on every new stream, so the queue is volatile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,7 +136,7 @@ class ModeChoice:
         return mode
 
 
-RETRY_NS = 1 * SECOND_NS
+LINE_RETRY_NS = 1 * SECOND_NS
 """Delay before an epoch for the logs or a recovery is retried after a failure of the store: a full disk is not cleared faster."""
 
 LOG_TRIGGER = "log"
@@ -233,7 +229,7 @@ class LineEpochs:
         else:
             self._open_epochs.fail_to_store(entry, problem)
             self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
-            self._retry_ns = self._shared.now + RETRY_NS
+            self._retry_ns = self._shared.now + LINE_RETRY_NS
 
     def on_plan_ended(self) -> None:
         """Reset the count of failures after CommitPlan."""

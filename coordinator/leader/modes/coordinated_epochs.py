@@ -2,10 +2,8 @@
 
 Several epochs may be open at once. A plan starts from the newest complete one; no agent keeps a live state.
 
-Check of one epoch's reports: all members are present and all channels covered; also builds the manifest.
-
-The check is rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. An epoch that passes is complete in the sense of G1 and
-G2. The store checks that it is durable and whole (G4).
+*Check of the reports.* All members must be present and all channels covered: rule 6 of `docs/protocols.md`, 2.2, on the columns of several
+hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that it is durable and whole (G4).
 
 Reports may be relative to an earlier epoch: they leave out channels that have not changed since. All channels of that epoch must be
 between its members, and the members must be the same now. Both ends of each channel reported the same number there. So channels that

@@ -1,9 +1,7 @@
-"""Recovery line.
+"""Recovery line of a logged fleet, from the checkpoints in the store above the newest complete epoch; and queries of tools about it.
 
-Lines: the checkpoints in the store above the newest complete epoch, and the recovery line.
-
-In logged protocols the recovery line is materialised: it becomes an epoch, which is then handled like epochs that hosts make. This part
-keeps the ledger (`ledger.py`) up to date:
+The line is materialised: it becomes an epoch, which is then handled like epochs that hosts make. `Lines` keeps the ledger
+(`checkpoint_ledger.py`) up to date:
 
 1. After the leader's start and after every plan the store is scanned: the base epoch and the plan's checkpoint packs. Reports that
    arrive during the scan are added afterwards.
@@ -16,14 +14,10 @@ keeps the ledger (`ledger.py`) up to date:
 above it can be made into an epoch. In both cases the fleet cannot complete epochs as it should, so `problem` requests a plan at once; a
 later plan would lose more.
 
-Hosts' reports of stored checkpoints: from columns to one struct for each.
-
-Recovery queries of tools: where would the fleet go back to if these agents failed?
-
-Survivors keep their live states, so the hosts of an autonomous fleet report their agents' positions (ReportNumbers) while the
-agents keep running. After a second the answer is computed from the replies so far. It is an estimate if a live state is unknown or
-has changed since (`recovery/dependency_history.py`); a recovery freezes the fleet first and is exact. While the store is being read a query
-waits, and after some seconds it is refused.
+*Recovery queries.* Where would the fleet go back to if these agents failed? Survivors keep their live states, so the hosts of an autonomous
+fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from the replies so
+far. It is an estimate if a live state is unknown or has changed since (`recovery/history.py`); a recovery freezes the fleet first and is
+exact. While the store is being read a query waits, and after some seconds it is refused.
 """
 
 from collections.abc import Callable, Iterator
