@@ -26,7 +26,7 @@ import msgspec
 
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
-from snapline.cli.demo_diagram import time_ns_of
+from snapline.cli.demo import time_ns_of
 from snapline.deploy.conformance.local_ray import NORMAL_PRIORITY, QUICK, RayBench, Raylets, raylets
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import SnaplineError

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.command_line import Run
 
 from snapline.channels import listening
-from snapline.cli.demo_run import _run_during
+from snapline.cli.demo import _run_during
 from snapline.deploy.local import Ending
 from snapline.errors import UsageError
 
