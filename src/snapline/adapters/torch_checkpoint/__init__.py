@@ -7,7 +7,7 @@ except ModuleNotFoundError as error:
         "snapline.adapters.torch_checkpoint needs torch: install snapline[torch]", name=error.name
     ) from error
 
+from snapline.adapters.torch_checkpoint.checkpoint_reader import SnaplineReader
 from snapline.adapters.torch_checkpoint.checkpoint_writer import SnaplineWriter
-from snapline.adapters.torch_checkpoint.reader import SnaplineReader
 
 __all__ = ["SnaplineReader", "SnaplineWriter"]

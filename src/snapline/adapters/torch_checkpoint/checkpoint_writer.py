@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from snapline.adapters.torch_checkpoint.records import (
+from snapline.adapters.torch_checkpoint.checkpoint_reader import (
     CHECKPOINT,
     KIND,
     RANK_KIND,
