@@ -30,10 +30,12 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from snapline.adapters.langgraph import pruning
+from snapline.adapters.langgraph import checkpoints as checkpoints_module
 from snapline.adapters.langgraph.checkpoints import (
     Channels,
     CheckpointPlace,
+    RecentValues,
+    ValueCodec,
     decode_checkpoint,
     decode_write,
     encode_checkpoint,
@@ -43,8 +45,6 @@ from snapline.adapters.langgraph.checkpoints import (
     without_channels,
     write_name,
 )
-from snapline.adapters.langgraph.recent import RecentValues
-from snapline.adapters.langgraph.values import ValueCodec
 from snapline.adapters.stored_records import in_thread
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
@@ -232,11 +232,13 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             digest = change.add(*encode_checkpoint(place.checkpoint, saved, content, channels))
             change.name(place.path, checkpoint["id"], digest)
             if self._keep_last is not None:
-                kept = pruning.newest(self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last)
+                kept = checkpoints_module.newest(
+                    self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last
+                )
                 if checkpoint["id"] not in kept:
                     self._late.on_not_saved(checkpoint["id"])
                     return place.config(checkpoint["id"])
-                pruning.forget(self._objects, change, place.path, kept)
+                checkpoints_module.forget(self._objects, change, place.path, kept)
             with contextlib.suppress(StaleReferenceError):
                 self._objects.commit(change)
                 self._recent.put(digest, channels)
@@ -275,7 +277,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             UsageError: a remaining checkpoint needs one of them: a `DeltaChannel` is built from ancestors.
         """
         change = self._objects.change()
-        pruning.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
+        checkpoints_module.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
         self._late.on_runs_deleted([str(run) for run in run_ids])
         self._commit(change)
 
@@ -302,7 +304,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             if strategy == "delete":
                 self._forget_thread(change, thread)
             else:
-                for path, latest in pruning.keep_latest(self, self._objects, change, thread).items():
+                for path, latest in checkpoints_module.keep_latest(self, self._objects, change, thread).items():
                     self._late.on_pruned(path, latest)
         self._commit(change)
 
@@ -429,7 +431,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return channels
 
     def _forget_thread(self, change: Change, thread: str) -> None:
-        self._late.on_thread_deleted(thread, pruning.forget_thread(self._objects, change, thread))
+        self._late.on_thread_deleted(thread, checkpoints_module.forget_thread(self._objects, change, thread))
 
     def _commit(self, change: Change) -> None:
         if change.entries:
