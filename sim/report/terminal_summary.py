@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.diagrams.style import clean, shortened
+from snapline.sim.checking import exercised, kinds_of
 from snapline.sim.report.formatting import count, seconds, time_span
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import Scenario
-from snapline.sim.search.coverage import exercised, kinds_of
 
 WIDTH = 96
 BRIEF_WIDTH = 160

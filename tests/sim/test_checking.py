@@ -19,10 +19,12 @@ from snapline.errors import FleetDefinitionError, UsageError
 from snapline.sim.checking import (
     DEFAULT_FAULTS,
     Subject,
+    exercised,
     reference_of,
     run_fleet,
     template_of,
     trigger_part,
+    turns_of,
 )
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
@@ -37,7 +39,6 @@ from snapline.sim.scenario import (
     host_names,
     parse_scenario,
 )
-from snapline.sim.search.coverage import exercised, turns_of
 from snapline.sim.search.swarm import BUILT_IN, draw
 from snapline.sim.workloads import user_invariants, user_triggers, user_workload
 

@@ -187,8 +187,8 @@ class ScenarioChanges:
 
         from snapline.agent_runtime.fleet import load_function
         from snapline.cli.fleet import check_reference, load, make_agents
+        from snapline.sim.checking import turns_of
         from snapline.sim.scenario import FleetPart
-        from snapline.sim.search.coverage import turns_of
         from snapline.sim.workloads import make_workload
 
         check_reference(word)
