@@ -29,7 +29,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.placement import place
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 
 REASON = "move"
 

@@ -99,7 +99,6 @@ from snapline.coordinator.leader.restores import Restores, Rollbacks
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import (
     AgentFailed,
     AgentsFrozen,
@@ -128,6 +127,7 @@ from snapline.messages.host_messages import (
     WantRollback,
 )
 from snapline.messages.planned_ends import Quiesced, WantLeave
+from snapline.messages.status import Concern
 
 TICK_NS = SECOND_NS // 10
 """Interval of the timer: longest delay in noticing a time-out."""

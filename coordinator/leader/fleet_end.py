@@ -34,9 +34,9 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSes
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
-from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import EvaluateStop, Finish, StopEvaluated
 from snapline.messages.planned_ends import MayLeave, Quiesce, Quiesced, WantLeave
+from snapline.messages.status import Concern
 from snapline.messages.turn_deaths import STOP_WHEN
 
 QUIESCE_NS = 30 * SECOND_NS

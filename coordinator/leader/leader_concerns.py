@@ -29,7 +29,7 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.coordinator.state.operations import clip
-from snapline.messages.concerns import KINDS, Concern, remedy_of
+from snapline.messages.status import KINDS, Concern, remedy_of
 
 LOOK_NS = SECOND_NS // 2
 """Time between two checks of all parts: the heartbeat interval. Checking on each of thousands of events would be too much work."""

@@ -55,8 +55,8 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
     PlanRecord,
 )
-from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
+from snapline.messages.status import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_LOG_TRIES = 30

@@ -21,8 +21,8 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSes
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.lineage import refusal_of_restore
-from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import RollbackRefused, WantRollback
+from snapline.messages.status import Concern
 
 REFUSE_NS = 60 * SECOND_NS
 """Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's

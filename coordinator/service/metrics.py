@@ -23,7 +23,7 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.concerns import KINDS
+from snapline.messages.status import KINDS
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Readings, Total, Value
 
 RAFT = (

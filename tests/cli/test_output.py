@@ -25,7 +25,7 @@ from snapline.cli.output import (
 )
 from snapline.cli.progress import FleetProgress, describe
 from snapline.errors import UsageError
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:

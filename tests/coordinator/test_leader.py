@@ -7,7 +7,7 @@ from snapline.coordinator.leader import events as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Rejected, Unknown
 from snapline.messages import host_messages as msg
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 
 # ---- joining and the first plan -----------------------------------------------------------------------------------------
 

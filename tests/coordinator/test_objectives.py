@@ -9,7 +9,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.leader_concerns import RPO, RTO, objectives_missed
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 
 HOSTS = ("h1", "h2")
 

@@ -19,7 +19,7 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERING,
     RUNNING,
 )
-from snapline.messages.concerns import KINDS
+from snapline.messages.status import KINDS
 from snapline.telemetry.metrics import COUNTER, HISTOGRAM, PREFIX, SUMMARY, Family
 
 ROOT = Path(__file__).resolve().parents[2]

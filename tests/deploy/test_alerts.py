@@ -21,7 +21,7 @@ from tests.deploy.observed import (
     selectors,
 )
 
-from snapline.messages.concerns import KINDS, URGENT
+from snapline.messages.status import KINDS, URGENT
 from snapline.telemetry.metrics import PREFIX
 
 CLI_PAGE = RUNBOOK.with_name("cli.md")

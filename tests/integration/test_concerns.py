@@ -7,8 +7,7 @@ import pytest
 from tests.integration.running import running
 
 from snapline.client.client import Client
-from snapline.messages.concerns import Concern
-from snapline.messages.status import FleetStatus
+from snapline.messages.status import Concern, FleetStatus
 
 pytestmark = pytest.mark.timeout(180)
 

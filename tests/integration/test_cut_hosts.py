@@ -15,9 +15,8 @@ from tests.integration.processes import LIMIT_S, ended, snapline, start
 from tests.integration.proxies import Cable, free_port
 
 from snapline.coordinator.leader.hosts.partitions import CUT_NS
-from snapline.messages.concerns import Concern
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.status import FleetStatus
+from snapline.messages.status import Concern, FleetStatus
 from snapline.security.transport import Security
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]

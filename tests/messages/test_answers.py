@@ -16,10 +16,10 @@ from snapline.messages.answers import (
     SnapshotList,
     StoreVerification,
 )
-from snapline.messages.concerns import Concern
 from snapline.messages.documents import document_of
 from snapline.messages.host_messages import OpenTurn
 from snapline.messages.status import (
+    Concern,
     FleetStatus,
     ForkedFrom,
     HostStatus,

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.messages.concerns import KINDS, URGENT
+from snapline.messages.status import KINDS, URGENT
 from snapline.view.display_text import tone_of, worst
 from snapline.view.epochs_page import epochs_body
-from snapline.view.facts import FleetFacts, Heard
+from snapline.view.facts import Heard
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 
@@ -22,7 +21,7 @@ def red(page: str) -> list[str]:
 
 
 async def fleet_page(fleet: SimulatedFleet) -> str:
-    facts = msgspec.convert(await fleet.status(), FleetFacts)
+    facts = await fleet.status()
     return FleetScreen().body(Heard(facts, 1.0, agents=tuple(await fleet.agents())), AgentSearch())
 
 
@@ -45,14 +44,14 @@ async def test_hosts_that_left_or_are_drained_and_dead_letters_are_not_red() -> 
     fleet = SimulatedFleet(13, 26)
     fleet.states["h2"] = "left"
     fleet.figures["h1"] = {"is_drained": True, "dead_letters": 3}
-    fleet.more = {"epochs_aborted": 2, "phase": "recovering", "loss": {"rto_s": 1.0, "missed": ["rto"]}}
+    fleet.more = {"epochs_aborted": 2, "phase": "recovering", "loss": {"rto_ns": 10**9, "missed": ["rto"]}}
     assert red(await fleet_page(fleet)) == []
 
 
 async def test_a_lost_host_a_failed_fleet_and_a_missed_rpo_are_red() -> None:
     fleet = SimulatedFleet()
     fleet.states["h2"] = "lost"
-    fleet.more = {"phase": "failed", "loss": {"at_risk_s": 9.0, "rpo_s": 1.0, "missed": ["rpo"]}}
+    fleet.more = {"phase": "failed", "loss": {"at_risk_ns": 9 * 10**9, "rpo_ns": 10**9, "missed": ["rpo"]}}
     found = red(await fleet_page(fleet))
     assert {"lost", "failed"} <= set(found) and any(text.startswith("9.00 s") for text in found)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 from snapline.storage.store.breaker import Breaker
 
 

@@ -29,7 +29,7 @@ from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, 
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
-from snapline.messages.concerns import Concern
+from snapline.messages.status import Concern
 
 STANDBY_NS = 60 * SECOND_NS
 """Shortest time on standby. The cause may last: with a shorter time, agents could move back and forth between evicted hosts, and no epoch

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from snapline.messages.concerns import URGENT
+from snapline.messages.status import URGENT
 from snapline.view.markup import Markup, tag
 
 if TYPE_CHECKING:
     from snapline.messages.answers import RestorePreview, TopicUndone
-    from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
+    from snapline.messages.status import FleetStatus, IntervalStatus, LossStatus
 
 
 _BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -122,16 +122,18 @@ def pill(subject: Subject, word: str, *more: str) -> Markup:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
+NS = 1e9
+
 RECOVERIES_SHOWN = 3
 
 COORDINATED = "coordinated"
 
 
-def describe_work_at_risk(facts: "FleetFacts") -> str:
+def describe_work_at_risk(facts: "FleetStatus") -> str:
     """Return the loss as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
-    at_risk_s, most = facts.loss.at_risk_s, "" if facts.mode in (COORDINATED, "") else "at most "
-    text = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
-    return f"{text}{_promised('RPO', facts.loss.rpo_s, facts.loss.missed)}"
+    at_risk_ns, most = facts.loss.at_risk_ns, "" if facts.mode in (COORDINATED, "") else "at most "
+    text = NOTHING if at_risk_ns is None else f"{most}{seconds(at_risk_ns / NS)}"
+    return f"{text}{_promised('RPO', facts.loss.rpo_ns / NS, facts.loss.missed)}"
 
 
 def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
@@ -141,31 +143,36 @@ def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
     return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
-def describe_recoveries(loss: "LossFacts") -> str:
+def describe_recoveries(loss: "LossStatus") -> str:
     """Return how long the last ones took, the newest first, and how many failures there were in how long."""
-    failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
-    promised = _promised("RTO", loss.rto_s, loss.missed)
+    failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_ns / NS)}"
+    promised = _promised("RTO", loss.rto_ns / NS, loss.missed)
     if not loss.recoveries:
         return f"none yet{promised}"
     shown = [_took(loss, rank) for rank in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
     return f"{', '.join(shown)}; {failures}{promised}"
 
 
-def _took(loss: "LossFacts", place: int) -> str:
+def _took(loss: "LossStatus", place: int) -> str:
     recovery = loss.recoveries[-place]
-    undid = "" if recovery.lost_s is None else f", which undid {seconds(recovery.lost_s)}"
-    return f"{seconds(recovery.took_s)} (plan {recovery.plan}{undid})"
+    undid = "" if recovery.lost_ns is None else f", which undid {seconds(recovery.lost_ns / NS)}"
+    return f"{seconds((recovery.plan_ns + recovery.load_ns) / NS)} (plan {recovery.plan}{undid})"
 
 
-def describe_interval(facts: "IntervalFacts") -> str:
+def describe_interval(facts: "IntervalStatus") -> str:
     """Return how often, how long an epoch takes, and what it costs agents and store."""
-    every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
+    every_ns = facts.gap_ns or facts.period_ns
+    every = f"every {seconds(every_ns / NS)}" if every_ns else "by hand"
     phrases = [f"{every}, {facts.policy}" if facts.policy else every]
     if facts.epochs:
-        phrases.append(f"an epoch takes {seconds(facts.duration_s)} (at most {seconds(facts.duration_max_s)})")
-    if facts.capture_s is not None and facts.pause_s is not None:
-        share = "" if facts.share is None else f", {percent(facts.share)} of the time"
-        phrases.append(f"agents of a host wait {brief(facts.capture_s)}{share}, each at most {brief(facts.pause_s)}")
+        phrases.append(
+            f"an epoch takes {seconds(facts.duration_ns / NS)} (at most {seconds(facts.duration_max_ns / NS)})"
+        )
+    if facts.capture_ns is not None and facts.pause_ns is not None:
+        share = f", {percent(facts.capture_ns / every_ns)} of the time" if every_ns else ""
+        phrases.append(
+            f"agents of a host wait {brief(facts.capture_ns / NS)}{share}, each at most {brief(facts.pause_ns / NS)}"
+        )
     if facts.new_bytes is not None:
         phrases.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
     return "; ".join(phrases)
