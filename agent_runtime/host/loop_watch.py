@@ -26,8 +26,7 @@ from types import CodeType, FrameType
 import grpc
 
 import snapline
-from snapline.messages.coordinator_client import LEADER_KEY
-from snapline.messages.replica_choice import ReplicaChoice
+from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice
 from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 

@@ -12,9 +12,8 @@ import grpc
 import grpc.aio
 
 from snapline.errors import AuthenticationError, ProtocolError, UsageError
-from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice
 from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
-from snapline.messages.replica_choice import ReplicaChoice
 from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.security.transport import (
     TRUST_WAIT_S,
