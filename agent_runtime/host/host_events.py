@@ -25,8 +25,8 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
+from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.inputs import InputOutcome
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.sealed_journal import SealedRuns

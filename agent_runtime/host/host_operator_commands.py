@@ -24,7 +24,7 @@ from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
 from snapline.agent_runtime.sagas import undo_payload
-from snapline.messages import inputs as input_messages
+from snapline.messages import client_requests as input_messages
 from snapline.messages.agent_commands import (
     COMMAND_PREFIX,
     DROP,
@@ -40,8 +40,8 @@ from snapline.messages.agent_commands import (
     read_effect_request,
     read_effect_resolution,
 )
+from snapline.messages.client_requests import REFUSED, InputOutcome
 from snapline.messages.effect_records import effect_undone_by
-from snapline.messages.inputs import REFUSED, InputOutcome
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput

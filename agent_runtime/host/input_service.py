@@ -42,8 +42,7 @@ from snapline.messages.agent_commands import (
     read_effect_request,
     read_effect_resolution,
 )
-from snapline.messages.client_wire import ASK, OFFER, SETTLE, OfferReader, answer_messages, decode_ask, encode_outcomes
-from snapline.messages.inputs import (
+from snapline.messages.client_requests import (
     KEY_CHARACTERS_MAX,
     NOT_PUBLIC,
     REFUSED,
@@ -52,6 +51,7 @@ from snapline.messages.inputs import (
     GivenInput,
     InputOutcome,
 )
+from snapline.messages.client_wire import ASK, OFFER, SETTLE, OfferReader, answer_messages, decode_ask, encode_outcomes
 from snapline.messages.payloads import plain_name, split_message
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 from snapline.storage.capture.declared_values import survives_round_trip

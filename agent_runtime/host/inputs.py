@@ -31,7 +31,7 @@ from snapline.agent_runtime.host.outputs import AgentRetirement
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import is_effect_resolution
-from snapline.messages.inputs import (
+from snapline.messages.client_requests import (
     ACCEPTED,
     BURIED,
     KEY_CHARACTERS_MAX,

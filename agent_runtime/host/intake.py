@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.host_events import (
     WaitingAgentsRequested,
 )
 from snapline.errors import SnaplineError
-from snapline.messages.inputs import InputOutcome
+from snapline.messages.client_requests import InputOutcome
 from snapline.storage.log.record import LogBatch, PreparedBatch
 
 LATE_S = 1.0

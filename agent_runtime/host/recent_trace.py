@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker_line, message_line, plan_line
-from snapline.messages.views import RecentTrace, TraceWanted
+from snapline.messages.client_requests import RecentTrace, TraceWanted
 
 RECENT_LINES_MAX = 20_000
 """Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are dropped and counted."""

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink
 from snapline.agent_runtime.host.host_events import TracingRequested
 from snapline.agent_runtime.host.recent_trace import LOOK_S, RecentLines
-from snapline.messages.views import RecentTrace, TraceWanted
+from snapline.messages.client_requests import RecentTrace, TraceWanted
 
 MARKERS = ("send_marker", "receive_marker")
 

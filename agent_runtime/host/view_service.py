@@ -24,11 +24,7 @@ from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, An
 from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.errors import AgentMissingError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
-from snapline.messages.client_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
-from snapline.messages.documents import Rows, document
-from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.payloads import describe_payload
-from snapline.messages.views import (
+from snapline.messages.client_requests import (
     DESCRIPTION,
     EFFECTS,
     LIVE,
@@ -42,6 +38,10 @@ from snapline.messages.views import (
     WaitingAgent,
     WaitingAgents,
 )
+from snapline.messages.client_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
+from snapline.messages.documents import Rows, document
+from snapline.messages.effect_records import UnfinishedEffect
+from snapline.messages.payloads import describe_payload
 from snapline.security.rpc_authorization import ERROR_KEY, Context
 from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from snapline.client import events as ev
 from snapline.client.core import ClientCore, OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
-from snapline.messages.inputs import ACCEPTED, REPLIED, RETRY, InputOutcome
+from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart
 from snapline.sim.world.product_patches import Patch

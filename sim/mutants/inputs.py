@@ -11,7 +11,7 @@ from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs, ReplyWaiters
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.service import log_sweeper
-from snapline.messages.inputs import ACCEPTED, InputOutcome
+from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.garbage import find_garbage
 from snapline.storage.log.names import entry_path

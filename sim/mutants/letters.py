@@ -7,7 +7,7 @@ from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.messages.agent_commands import DROP, DeadLetterCommand, read_dead_letter_command
-from snapline.messages.inputs import ACCEPTED, InputOutcome
+from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.sim.world.product_patches import Patch
 
 

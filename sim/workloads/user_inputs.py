@@ -16,7 +16,7 @@ import msgspec
 
 from snapline.client.input_outcomes import AgentInput, input_of
 from snapline.errors import SnaplineError, UsageError
-from snapline.messages.inputs import GivenInput
+from snapline.messages.client_requests import GivenInput
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
 """Inputs given by a test. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""

@@ -27,7 +27,7 @@ from snapline.client.input_outcomes import AgentInput
 from snapline.coordinator.service.fleet_answers import located
 from snapline.errors import SnaplineError
 from snapline.messages.answers import LocatedAgent
-from snapline.messages.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
+from snapline.messages.client_requests import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
 from snapline.sim.choices import DrawnRandom
 from snapline.sim.workloads.ledger import Nudge
 from snapline.sim.workloads.user_inputs import to_given_input
@@ -35,6 +35,8 @@ from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
+
+# -- requests -------------------------------------------------------------------------------------------------------------
 
 MS = 1_000_000
 
@@ -275,6 +277,8 @@ class ClientCalls:
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
+
+# -- programs -------------------------------------------------------------------------------------------------------------
 
 S = 1000 * MS
 

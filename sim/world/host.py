@@ -23,8 +23,8 @@ from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_service import look_at, placed
 from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.message_encoding import encode_ordered
+from snapline.messages.client_requests import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
-from snapline.messages.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.payloads import split_message
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,

@@ -36,8 +36,8 @@ from snapline.messages.agent_commands import (
     is_effect_resolution,
 )
 from snapline.messages.answers import RestoreReply
+from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.messages.effect_records import outside_key
-from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import command_name
 from snapline.sim.oracles.outputs import ReadRelease
 from snapline.sim.scenario import reads_outputs
@@ -47,6 +47,8 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.store import Store
+
+# -- dead letters and effects ---------------------------------------------------------------------------------------------
 
 MS = 1_000_000
 
@@ -225,6 +227,8 @@ class SimOperator:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
 
+# -- moves ----------------------------------------------------------------------------------------------------------------
+
 HOME_NS = 200_000_000
 """Period of the `HOME_TIMES` attempts to remove the marks, since there may be no leader at the first one."""
 
@@ -288,6 +292,8 @@ class MovesOperator:
         is_moved = plan is not None and plan.reason.startswith("agents ")
         self._shared.judge.probes.sometimes(is_moved, "agents moved on purpose")
 
+
+# -- restores -------------------------------------------------------------------------------------------------------------
 
 AGAIN_NS = 400_000_000
 """Time before the operator repeats an unanswered request: about as long as an election."""
@@ -444,6 +450,8 @@ class RestoreOperator:
                 "answer", "G4", f"{restore_request.token} is told of plan {reply.plan}, which does not go back for it"
             )
 
+
+# -- outputs --------------------------------------------------------------------------------------------------------------
 
 READ_NS = 60_000_000
 DIES_ONE_IN, STOPS_ONE_IN = 5, 6

@@ -38,8 +38,8 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, OperationResult, ProposalOutcome
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import NotFoundError, SnaplineError
+from snapline.messages.client_requests import ACCEPTED, REPEATED, InputOutcome
 from snapline.messages.host_messages import CheckpointsStored, HostMessage
-from snapline.messages.inputs import ACCEPTED, REPEATED, InputOutcome
 from snapline.messages.status import Standing
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.names import is_autonomous, is_logged
@@ -54,6 +54,8 @@ from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint
 from snapline.storage.retention.retention_policy import parse_created
 from snapline.storage.store.manifest import Manifest
+
+# -- host logs ------------------------------------------------------------------------------------------------------------
 
 
 class HostLogOracle:
@@ -126,6 +128,9 @@ class HostLogOracle:
                 return
 
 
+# -- requested snapshots --------------------------------------------------------------------------------------------------
+
+
 class SnapshotLeader(Protocol):
     """Interface of a leader, `simulated_replica.SimLeader`."""
 
@@ -183,6 +188,8 @@ class SnapshotRequests:
         return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
 
+# -- packs ----------------------------------------------------------------------------------------------------------------
+
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"
 _RECORD_HEAD_BYTES, _RECORD_DIGEST_BYTES = 24, 32
@@ -236,6 +243,9 @@ def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) ->
     digests = [part.digests[start : start + 32] for start in range(0, len(part.digests), 32)]
     sealed = [entry for digest in digests for entry in _decode_run(chunks[digest])]
     return replace(checkpoint, saved_turn=replace(turn, journal=sealed + turn.journal), saved_journal=msgspec.UNSET)
+
+
+# -- store ----------------------------------------------------------------------------------------------------------------
 
 
 class StoreObserver:
@@ -470,6 +480,8 @@ def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheck
         else:
             yield checkpoint
 
+
+# -- coordinator's log ----------------------------------------------------------------------------------------------------
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
 """Operations that end open epochs; their result lists these epochs."""

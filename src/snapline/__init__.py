@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from snapline.client.sync_client import SyncClient
     from snapline.client.trace_analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.messages.answers import LocatedAgent
-    from snapline.messages.views import AgentState
+    from snapline.messages.client_requests import AgentState
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -92,7 +92,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
-    "AgentState": "snapline.messages.views",
+    "AgentState": "snapline.messages.client_requests",
     "Blob": "snapline.storage.capture.blob_value",
     "Manual": "snapline.protocols.policy",
     "Certificates": "snapline.client.client",

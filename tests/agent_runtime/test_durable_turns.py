@@ -20,8 +20,8 @@ from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_service import description
 from snapline.messages import host_messages as msg
 from snapline.messages import payloads
+from snapline.messages.client_requests import REPEATED, REPLIED
 from snapline.messages.host_messages import StandingAgent
-from snapline.messages.inputs import REPEATED, REPLIED
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
 
 SEED = bytes(16)

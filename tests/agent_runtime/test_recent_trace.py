@@ -15,8 +15,8 @@ from snapline.agent_runtime.host.environment import HostEnvironment
 from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
 from snapline.agent_runtime.host.tracing import Tracing
 from snapline.errors import ProtocolError
+from snapline.messages.client_requests import TRACE, Question, RecentTrace, TraceWanted
 from snapline.messages.client_wire import decode_question, encode_question, trace_question, trace_wanted
-from snapline.messages.views import TRACE, Question, RecentTrace, TraceWanted
 from snapline.security.rpc_authorization import RPC_RULES
 
 

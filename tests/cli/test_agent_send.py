@@ -13,7 +13,7 @@ from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.client import queues
-from snapline.messages.inputs import InputOutcome
+from snapline.messages.client_requests import InputOutcome
 
 _Result = TypeVar("_Result")
 

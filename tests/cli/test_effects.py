@@ -11,8 +11,8 @@ from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages.agent_commands import EffectRetry, read_effect_request
+from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
-from snapline.messages.inputs import InputOutcome
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 

@@ -15,11 +15,10 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.errors import StoreError
+from snapline.messages.client_requests import InputOutcome, RecentTrace, TraceWanted
 from snapline.messages.client_wire import AGENTS_SERVICE as AGENTS
 from snapline.messages.client_wire import INPUTS_SERVICE
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.inputs import InputOutcome
-from snapline.messages.views import RecentTrace, TraceWanted
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

@@ -16,8 +16,8 @@ from snapline.agent_runtime.host import input_service
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.host_calls import HostCalls, OfferError
+from snapline.messages.client_requests import AskOutcome
 from snapline.messages.client_wire import ASK_PATH, encode_ask
-from snapline.messages.inputs import AskOutcome
 from snapline.security.rpc_authorization import ROLES
 from snapline.security.transport import Security
 

@@ -9,7 +9,7 @@ from snapline.client import events as ev
 from snapline.client.core import ASK_ATTEMPT_NS, ASKS_AT_ONCE, ClientCore
 from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.messages.answers import LocatedAgent, LocateReply
-from snapline.messages.inputs import AskOutcome
+from snapline.messages.client_requests import AskOutcome
 
 SECOND = 1_000_000_000
 TOLD = AskOutcome("replied", 3, "Taken", b"\x80")

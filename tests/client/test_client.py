@@ -31,7 +31,7 @@ from snapline.errors import (
     MessageTooLargeError,
     UsageError,
 )
-from snapline.messages.inputs import InputOutcome
+from snapline.messages.client_requests import InputOutcome
 from snapline.protos.v1 import coordinator_pb2_grpc
 
 LIMIT_S = 20.0
@@ -303,7 +303,7 @@ async def test_status_and_agents_are_read() -> None:
             ("c", "alive", "h2"),
         ]
         status = await client.status()
-        assert (status["kind"], status["fleet"], status["phase"]) == ("FleetStatus", "shop", "running")
+        assert (status.fleet, status.phase) == ("shop", "running")
 
 
 async def test_a_coordinator_that_answers_in_a_moment_is_waited_for() -> None:
@@ -358,7 +358,7 @@ async def test_a_program_without_an_event_loop_has_the_same() -> None:
             assert [x.number for x in client.send_many([("a", Paid(1)), ("b", Paid(1))])] == [2, 1]
             with pytest.raises(AgentMissingError):
                 client.send("nobody", Paid(1))
-            assert [x.agent for x in client.agents()] == ["a", "b", "c"] and client.status()["fleet"] == "shop"
+            assert [x.agent for x in client.agents()] == ["a", "b", "c"] and client.status().fleet == "shop"
         client.close()
         with pytest.raises(UsageError, match="this client is closed"):
             client.send("a", Paid(1))

@@ -8,7 +8,7 @@ from snapline.client import events as ev
 from snapline.client.core import ATTEMPT_NS, REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX, FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.messages.answers import LocatedAgent, LocateReply
-from snapline.messages.inputs import InputOutcome
+from snapline.messages.client_requests import InputOutcome
 
 SECOND = 1_000_000_000
 YES = InputOutcome("accepted", 1)

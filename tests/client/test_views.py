@@ -19,7 +19,7 @@ from snapline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from snapline.messages.views import AgentState, WaitingAgent
+from snapline.messages.client_requests import AgentState, WaitingAgent
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

@@ -13,7 +13,7 @@ from snapline.client import events as ev
 from snapline.client.core import REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX
 from snapline.messages.answers import LocatedAgent, LocateReply
-from snapline.messages.inputs import InputOutcome
+from snapline.messages.client_requests import InputOutcome
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -6,6 +6,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError
 from snapline.messages import client_wire
+from snapline.messages.client_requests import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
 from snapline.messages.client_wire import (
     STREAM_MESSAGES_MAX,
     OfferReader,
@@ -13,7 +14,6 @@ from snapline.messages.client_wire import (
     encode_outcomes,
     offer_messages,
 )
-from snapline.messages.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
 from snapline.protos.v1 import inputs_pb2 as pb
 
 WORST = "x" * 128

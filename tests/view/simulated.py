@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.outputs import (
     Consumer,
     ReadConsumersReply,
@@ -13,8 +16,7 @@ from snapline.messages.outputs import (
     ReleasedOutput,
     ReleasedOutputs,
 )
-from snapline.messages.status import AskedReplica, ReplicaStatus, Standing
-from snapline.messages.views import AgentState, RecentTrace
+from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus, Standing
 from snapline.storage.outputs.names import Cursor, parse_cursor
 
 
@@ -46,11 +48,9 @@ class SimulatedFleet:
             "stored": [6, 7],
         }
 
-    async def status(self) -> dict[str, object]:
+    async def status(self) -> FleetStatus:
         self._answer("status")
-        return {
-            "apiVersion": "snapline/v1",
-            "kind": "FleetStatus",
+        fields = {
             "fleet": "bank",
             "phase": "running",
             "protocol": "chandy-lamport",
@@ -63,9 +63,9 @@ class SimulatedFleet:
             "replicas": ["c1", "c2", "c3"],
             "last_complete_epoch": 7,
             "hosts": [self._host(name) for name in self.names],
-            "of another release": True,
             **self.more,
         }
+        return msgspec.convert(fields, FleetStatus)
 
     def _host(self, name: str) -> dict[str, object]:
         agents = sum([owner == name for owner in self.owners.values()])

@@ -18,7 +18,7 @@ from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import TOKEN, view
 
 from snapline.errors import NotFoundError
-from snapline.messages.views import RecentTrace
+from snapline.messages.client_requests import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.view import space_time_page, space_time_requests
 from snapline.view.space_time_requests import (

@@ -39,12 +39,12 @@ from snapline.errors import InputsError, SnaplineError, UsageError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.client_requests import DESCRIPTION, LIVE, STATE, AgentState, GivenInput, Question
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, retry_until_available
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.messages.documents import document, document_of
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.messages.inputs import GivenInput
-from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Question
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
 CONNECT_S_MAX = 10.0
@@ -345,9 +345,9 @@ class Client:
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
-    async def status(self) -> dict[str, object]:
-        """Return the state of the fleet: the document that `snapline status -o json` prints."""
-        return document_of(await retry_until_available(lambda: self._coordinator.status()))
+    async def status(self) -> FleetStatus:
+        """Return the state of the fleet."""
+        return await retry_until_available(lambda: self._coordinator.status())
 
     async def agents(self) -> list[LocatedAgent]:
         """Return the agents that take turns, and where each of them lives, sorted."""

@@ -50,9 +50,9 @@ import msgspec
 
 from snapline.client import events as ev
 from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place, wait_ns
-from snapline.messages import inputs
+from snapline.messages import client_requests
 from snapline.messages.answers import LocatedAgent
-from snapline.messages.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, AskOutcome, InputOutcome
+from snapline.messages.client_requests import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, AskOutcome, InputOutcome
 
 ASKS_AT_ONCE = 32
 """Largest number of concurrent asks of one host: each is a call, a connection allows 64 calls, and inputs share the connection."""
@@ -147,13 +147,13 @@ class OpenAsks:
         if ask is None:
             return []
         match outcome.status:
-            case inputs.REPLIED:
+            case client_requests.REPLIED:
                 return [self._end(ask, ev.ANSWERED, "", outcome)]
-            case inputs.BURIED:
+            case client_requests.BURIED:
                 return [self._end(ask, ev.BURIED, "", outcome)]
-            case inputs.UNKNOWN:
+            case client_requests.UNKNOWN:
                 return [self._end(ask, ev.FORGOTTEN, outcome.reason)]
-            case inputs.RETRY:
+            case client_requests.RETRY:
                 self._try_again(ask, outcome, place, now_ns)
                 return []
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]

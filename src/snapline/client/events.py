@@ -7,7 +7,7 @@ OfferInputs by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard
 import msgspec
 
 from snapline.messages.answers import LocateReply
-from snapline.messages.inputs import AskOutcome, InputOutcome
+from snapline.messages.client_requests import AskOutcome, InputOutcome
 
 TAKEN, REFUSED, NOT_PUBLIC, MISSING, ENDED, DENIED = "taken", "refused", "not public", "missing", "ended", "denied"
 UNKNOWN, NOT_TAKEN = "unknown", "not taken"

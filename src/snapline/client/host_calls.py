@@ -32,6 +32,18 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.messages.answers import LocateReply
+from snapline.messages.client_requests import (
+    STATE,
+    WAITING,
+    AskOutcome,
+    GivenInput,
+    InputOutcome,
+    NotHereError,
+    Question,
+    RecentTrace,
+    TraceWanted,
+    WaitingAgents,
+)
 from snapline.messages.client_wire import (
     ASK_PATH,
     OFFER_PATH,
@@ -44,9 +56,7 @@ from snapline.messages.client_wire import (
     trace_question,
 )
 from snapline.messages.coordinator_client import CoordinatorClient, named_error
-from snapline.messages.inputs import AskOutcome, GivenInput, InputOutcome
 from snapline.messages.status import FleetStatus, HostStatus
-from snapline.messages.views import STATE, WAITING, NotHereError, Question, RecentTrace, TraceWanted, WaitingAgents
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256

@@ -15,9 +15,9 @@ from snapline.client import events as ev
 from snapline.client.host_calls import HostCalls, OfferError
 from snapline.client.input_outcomes import Receipt, check_timeout, ending_of
 from snapline.errors import SnaplineError, UsageError
+from snapline.messages.client_requests import GivenInput
 from snapline.messages.client_wire import encode_ask
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.inputs import GivenInput
 
 
 class WaitingSend:

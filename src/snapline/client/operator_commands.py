@@ -48,11 +48,21 @@ from snapline.messages.agent_commands import (
     parse_effect_key,
     read_dead_letter_command,
 )
+from snapline.messages.client_requests import (
+    ACCEPTED,
+    DESCRIPTION,
+    EFFECTS,
+    INPUTS_MAX,
+    REFUSED,
+    REPEATED,
+    GivenInput,
+    InputOutcome,
+    NotHereError,
+    Question,
+)
 from snapline.messages.client_wire import SETTLE_PATH
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
-from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
-from snapline.messages.views import DESCRIPTION, EFFECTS, NotHereError, Question
 
 HANDLED, FAILED, DROPPED, MISSING, NEVER = "handled", "failed", "dropped", "gone", "refused"
 

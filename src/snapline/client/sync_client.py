@@ -17,9 +17,10 @@ from snapline.client.operator_commands import DeadLetterResult
 from snapline.client.trace_analysis import RecoveryLine
 from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.client_requests import AgentState
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.messages.views import AgentState
+from snapline.messages.status import FleetStatus
 
 _Result = TypeVar("_Result")
 
@@ -120,7 +121,7 @@ class SyncClient:
         """Acknowledge outputs, as `Client.acknowledge`."""
         self._run(self._open.acknowledge(consumer, had))
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> FleetStatus:
         """Return the state of the fleet, as `Client.status`."""
         return self._run(self._open.status())
 

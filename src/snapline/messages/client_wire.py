@@ -13,20 +13,24 @@ import msgspec
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.counts import check_counts
 from snapline.errors import ProtocolError
-from snapline.messages.codec import parsed, reader_of, writer_of
-from snapline.messages.inputs import INPUTS_MAX, PART_BYTES, AskOutcome, GivenInput, InputOutcome
-from snapline.messages.views import (
+from snapline.messages.client_requests import (
     DESCRIPTION,
     EFFECTS,
+    INPUTS_MAX,
     LIVE,
+    PART_BYTES,
     STATE,
     TRACE,
     VIEW_BYTES_MAX,
     WAITING,
+    AskOutcome,
+    GivenInput,
+    InputOutcome,
     NotHereError,
     Question,
     TraceWanted,
 )
+from snapline.messages.codec import parsed, reader_of, writer_of
 from snapline.protos.v1 import agents_pb2, inputs_pb2
 
 _INPUTS = inputs_pb2.DESCRIPTOR.services_by_name["Inputs"]

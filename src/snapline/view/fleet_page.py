@@ -12,8 +12,8 @@ import msgspec
 
 from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
-from snapline.messages.status import AskedReplica, ReplicaStatus
-from snapline.messages.views import AgentState
+from snapline.messages.client_requests import AgentState
+from snapline.messages.status import AskedReplica, FleetStatus, HostStatus, ReplicaStatus
 from snapline.view.display_text import (
     NOTHING,
     TONES,
@@ -30,7 +30,7 @@ from snapline.view.display_text import (
     tone_of,
     worst,
 )
-from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
+from snapline.view.facts import ENDED, Heard
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
 from snapline.view.page_streams import Partial
@@ -158,16 +158,16 @@ def _notices(standing: Heard) -> Markup:
     return tag("div", strips, id="notices")
 
 
-def _all_notices(facts: FleetFacts) -> list[Notice]:
+def _all_notices(facts: FleetStatus) -> list[Notice]:
     """Return all notices, the worst first; at least one."""
     notices: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
         notices.append(Notice(tone_of("fleet", facts.phase), f"the fleet has {facts.phase}{reason}"))
     if facts.store.state == "degraded":
-        notices.append(Notice("bad", f"the store fails: {facts.store.reason}", facts.store.since_s))
-    for each in sorted(facts.concerns, key=lambda each: -each.since_s):
-        notices.append(Notice(tone_of("concern", each.kind), each.text, each.since_s, each.remedy))
+        notices.append(Notice("bad", f"the store fails: {facts.store.reason}", facts.store.since_ns / 1e9))
+    for each in sorted(facts.concerns, key=lambda each: -each.since_ns):
+        notices.append(Notice(tone_of("concern", each.kind), each.text, each.since_ns / 1e9, each.remedy))
     if not any(each.kind == "hosts" for each in facts.concerns):
         notices += _missing(facts)
     if not notices and facts.phase == "running":
@@ -180,7 +180,7 @@ def _badness(notice: Notice) -> int:
     return -TONES.index(notice.tone)
 
 
-def _missing(facts: FleetFacts) -> list[Notice]:
+def _missing(facts: FleetStatus) -> list[Notice]:
     """Hosts that are lost, and a fleet that does not run yet, or not again."""
     lost = [host.host for host in facts.hosts if host.state == "lost"]
     notices = []
@@ -223,7 +223,7 @@ def _title(standing: Heard) -> Markup:
 
 
 def _figures(standing: Heard) -> Markup:
-    facts = standing.facts or FleetFacts()
+    facts = standing.facts or FleetStatus()
     alive = sum([host.state == "alive" for host in facts.hosts])
     expected = max(facts.hosts_expected, len(facts.hosts))
     waiting, letters = facts.total("inputs_waiting"), facts.total("dead_letters")
@@ -280,7 +280,7 @@ def sparkline(values: Sequence[float]) -> Markup:
 # -- hosts ---------------------------------------------------------------------------------------------------------------
 
 
-def _hosts(standing: Heard) -> Sequence[HostFacts]:
+def _hosts(standing: Heard) -> Sequence[HostStatus]:
     return () if standing.facts is None else standing.facts.hosts
 
 
@@ -296,7 +296,7 @@ def _rows(standing: Heard) -> list[Partial]:
     return [_row(host, standing, most=most, fastest=fastest) for host in _hosts(standing)]
 
 
-def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Partial:
+def _row(host: HostStatus, standing: Heard, *, most: int, fastest: float) -> Partial:
     turns = standing.host_turns_per_s.get(host.host)
     id = f"host-{host.host}"
     row = tag(

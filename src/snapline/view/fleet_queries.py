@@ -10,11 +10,10 @@ from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.host_calls import HostCalls, recent_traces
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
-from snapline.messages.documents import document_of
 from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
-from snapline.messages.status import AskedReplica, ReplicaStatus
-from snapline.messages.views import AgentState, RecentTrace
+from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0
@@ -32,9 +31,9 @@ class FleetQueries:
         self._hosts = hosts
         self._security = security
 
-    async def status(self) -> dict[str, object]:
+    async def status(self) -> FleetStatus:
         """Answer like `snapline status`; the answer may be slightly old, since it is requested every second."""
-        return document_of(await retry_until_available(lambda: self._coordinator.status(unconfirmed=True)))
+        return await retry_until_available(lambda: self._coordinator.status(unconfirmed=True))
 
     async def agents(self) -> list[LocatedAgent]:
         """Return where the agents live."""

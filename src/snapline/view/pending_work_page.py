@@ -17,12 +17,13 @@ from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect, fold, open_a
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
 from snapline.client.outputs import items_of
 from snapline.errors import NotFoundError, UsageError
+from snapline.messages.client_requests import WaitingAgent, WaitingAgents
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
 from snapline.messages.outputs import Consumer, ReadOutputsReply
-from snapline.messages.views import WaitingAgent, WaitingAgents
+from snapline.messages.status import FleetStatus
 from snapline.storage.outputs.names import parse_cursor
 from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
-from snapline.view.facts import FleetFacts, ViewCalls
+from snapline.view.facts import ViewCalls
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import Targets, leaf, section, table, tree
 from snapline.view.page_streams import RENDER_PERIOD_S, Partial, notices
@@ -191,7 +192,7 @@ class WaitingFacts(msgspec.Struct, frozen=True):
         targets: agents that have a page.
     """
 
-    fleet: FleetFacts | None = None
+    fleet: FleetStatus | None = None
     agents: WaitingAgents = WaitingAgents()
     outputs: NewestOutputs = NewestOutputs()
     consumers: tuple[Consumer, ...] = ()
@@ -223,7 +224,7 @@ def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
 
 
 def _figures(facts: WaitingFacts) -> Markup:
-    fleet = facts.fleet or FleetFacts()
+    fleet = facts.fleet or FleetStatus()
     turns = sum([bool(each.turn) for each in facts.agents.agents])
     stuck = sum([bool(each.problem) for each in facts.agents.agents])
     fates = Counter(each.fate for each in facts.effects)

@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, Response
 from snapline.client.trace_analysis import SUFFIX, read_trace_events
 from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, draw_window
 from snapline.errors import NotFoundError, SnaplineError, UsageError
-from snapline.messages.views import RecentTrace
+from snapline.messages.client_requests import RecentTrace
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
 from snapline.view.cut_page import CutFacts

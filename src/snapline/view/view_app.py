@@ -32,7 +32,7 @@ from starlette.routing import Route
 from snapline.diagrams.style import EVENT_RULES, RULES, style
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.gateway.http_server import serve_app
-from snapline.messages.views import AgentState
+from snapline.messages.client_requests import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
 from snapline.view.cut_page import CutFacts, CutSearch, cut_body, cut_of, cut_results
