@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.errors import LogError, ProtocolError, UsageError
-from snapline.messages.codec import OneofCodec
 from snapline.messages.host_messages import PlaceRule
 from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.wire import OneofCodec
 from snapline.protos.v1 import operation_pb2
 
 OPERATION_VERSION = 1

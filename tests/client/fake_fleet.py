@@ -10,8 +10,8 @@ from tests.client.fake_host import Books, FakeHost
 
 from snapline.client.client import Client
 from snapline.messages.answers import LocatedAgent, LocateReply
-from snapline.messages.codec import writer_of
 from snapline.messages.coordinator_client import LEADER_KEY
+from snapline.messages.wire import writer_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.security.rpc_authorization import Context, RpcGuard

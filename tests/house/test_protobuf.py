@@ -11,7 +11,7 @@ INSIDE = {
     "security/rpc_authorization.py",
     "channels/frame.py",
     "channels/grpc_link.py",
-    "messages/codec.py",
+    "messages/wire.py",
     "messages/client_wire.py",
     "messages/client_wire.py",
     "messages/wire.py",

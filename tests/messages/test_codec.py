@@ -10,9 +10,8 @@ import pytest
 from snapline import messages
 from snapline.errors import ProtocolError
 from snapline.messages import answers, status
-from snapline.messages.codec import OneofCodec, reader_of, writer_of
 from snapline.messages.host_messages import Directive, HostMessage, Leave
-from snapline.messages.wire import PART_BYTES, directives, host_messages, in_parts
+from snapline.messages.wire import PART_BYTES, OneofCodec, directives, host_messages, in_parts, reader_of, writer_of
 from snapline.messages.wire import recovery_line_replies as lines
 from snapline.messages.wire import snapshots_replies as snapshots
 from snapline.protos.v1 import coordinator_pb2 as pb

@@ -30,7 +30,7 @@ from snapline.messages.client_requests import (
     Question,
     TraceWanted,
 )
-from snapline.messages.codec import parsed, reader_of, writer_of
+from snapline.messages.wire import parsed, reader_of, writer_of
 from snapline.protos.v1 import agents_pb2, inputs_pb2
 
 _INPUTS = inputs_pb2.DESCRIPTOR.services_by_name["Inputs"]

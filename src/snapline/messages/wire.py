@@ -1,12 +1,21 @@
-"""Wire format of messages between hosts, tools and the coordinator."""
+"""Wire format of messages between hosts, tools and the coordinator.
 
-from collections.abc import Callable, Iterator
-from typing import Any
+Structs to protobuf messages and back, by field name.
+
+The cores handle msgspec structs; protobuf is used only on the wire and in the log. A struct and its message have the same field names.
+A scalar is copied, a tuple becomes a repeated field, a dict a map (decoded in sorted order), a struct a nested message, and None
+an absent field. For each class, one conversion expression is compiled at its first use.
+"""
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from snapline.messages import planned_ends  # noqa: F401  # its structs are kinds of the envelopes below
+from snapline.errors import ProtocolError
 from snapline.messages.answers import (
     BackupReply,
     Document,
@@ -24,14 +33,8 @@ from snapline.messages.answers import (
     RestoreReply,
     SnapshotsReply,
 )
-from snapline.messages.codec import OneofCodec, parsed, reader_of, structs_of
 from snapline.messages.host_messages import Directive, HostMessage, MessagePart
-from snapline.messages.outputs import (
-    ForgetConsumerReply,
-    MoveConsumerReply,
-    ReadConsumersReply,
-    ReadOutputsReply,
-)
+from snapline.messages.outputs import ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, SnapshotOutcome
 from snapline.messages.users import (
     CheckTokenReply,
@@ -42,6 +45,150 @@ from snapline.messages.users import (
     RevokeTokenReply,
 )
 from snapline.protos.v1 import coordinator_pb2
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+@cache
+def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]) -> Callable[[StructT], Message]:
+    """Return the function that converts a `struct_class` into a `message_class`."""
+    scope: dict[str, Any] = {"message": message_class}
+    fields = [f"{field.name}={_written(field, message_class, scope)}" for field in msgspec.structs.fields(struct_class)]
+    return _compiled(f"lambda value: message({', '.join(fields)})", scope)
+
+
+@cache
+def reader_of(struct_class: type[StructT]) -> Callable[[Message], StructT]:
+    """Return the function that converts a message into a `struct_class`; absent fields have protobuf's defaults."""
+    scope: dict[str, Any] = {"struct": struct_class}
+    fields = [_read(field, scope) for field in msgspec.structs.fields(struct_class)]
+    return _compiled(f"lambda message: struct({', '.join(fields)})", scope)
+
+
+def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[str, Any]) -> str:
+    """Return the expression for one field of a message; None leaves the field out."""
+    value, struct_class = f"value.{field.name}", _struct_in(field.type)
+    if struct_class is None:
+        return value
+    write = f"write_{field.name}"
+    scope[write] = writer_of(
+        struct_class, message_class.DESCRIPTOR.fields_by_name[field.name].message_type._concrete_class
+    )
+    if _is_repeated(field.type):
+        return f"[{write}(each) for each in {value}]"
+    return f"None if {value} is None else {write}({value})" if _is_optional(field.type) else f"{write}({value})"
+
+
+def _read(field: msgspec.structs.FieldInfo, scope: dict[str, Any]) -> str:
+    """Return the expression for one field of a struct."""
+    expression, struct_class = f"message.{field.name}", _struct_in(field.type)
+    if struct_class is not None:
+        read = f"read_{field.name}"
+        scope[read] = reader_of(struct_class)
+        expression = (
+            f"tuple([{read}(each) for each in {expression}])" if _is_repeated(field.type) else f"{read}({expression})"
+        )
+    elif _is_repeated(field.type):
+        expression = f"tuple({expression})"
+    elif get_origin(field.type) is dict:
+        expression = f"dict(sorted({expression}.items()))"
+    return f"{expression} if message.HasField({field.name!r}) else None" if _is_optional(field.type) else expression
+
+
+def _is_repeated(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _is_optional(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType)
+
+
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the class of the structs in a field of this type; None if it holds no structs."""
+    of = get_args(kind)[0] if _is_repeated(kind) or _is_optional(kind) else kind
+    return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
+
+
+def _compiled(source: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = eval(source, scope)  # made of names of fields alone
+    return made
+
+
+def structs_of(envelope_class: Callable[..., Message], base: type[StructT]) -> dict[str, type[StructT]]:
+    """Return the structs of an envelope whose messages have the names of the subclasses of `base`."""
+    described: Any = envelope_class
+    fields = {field.message_type.name: field.name for field in described.DESCRIPTOR.oneofs_by_name["kind"].fields}
+    return {fields.pop(struct.__name__): struct for struct in base.__subclasses__()}
+
+
+def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
+    """Return the message in `data`; raise ProtocolError if it is invalid."""
+    message = message_class()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes that are no {type(message).__name__}: {error}") from error
+    return message
+
+
+class OneofCodec(Generic[StructT]):
+    """Structs that share one envelope message with a `oneof kind`.
+
+    Attributes:
+        descriptor: descriptor of the envelope.
+    """
+
+    def __init__(self, envelope_class: Callable[..., Message], structs: Mapping[str, type[StructT]]) -> None:
+        """`structs`: name of the field in the oneof → struct of its message."""
+        # Generated classes carry their descriptor, but the stubs declare it only for the concrete class.
+        described: Any = envelope_class
+        self.descriptor: Any = described.DESCRIPTOR
+        self._envelope_class = envelope_class
+        self._structs = dict(structs)
+        self._names = {struct: name for name, struct in structs.items()}
+        self._messages = {name: self.descriptor.fields_by_name[name].message_type._concrete_class for name in structs}
+
+    def wrap(self, value: StructT, **fields: object) -> Message:
+        """Return the envelope with `value` in its oneof, and its other `fields`."""
+        name = self._names[type(value)]
+        return self._envelope_class(**{name: self._message_of(name, value)}, **fields)
+
+    def unwrap(self, envelope: Message) -> StructT:
+        """Return the struct in the envelope's oneof.
+
+        Raises:
+            ProtocolError: the oneof is empty, or holds a kind of a later version.
+        """
+        name = envelope.WhichOneof("kind")
+        if name is None or name not in self._structs:
+            raise ProtocolError(f"a {type(envelope).__name__} without a kind that this version knows")
+        value: StructT = reader_of(self._structs[name])(getattr(envelope, name))
+        return value
+
+    def encode(self, value: StructT) -> bytes:
+        """Return `value` in its envelope, as bytes."""
+        return self.wrap(value).SerializeToString()
+
+    def decode(self, data: bytes) -> StructT:
+        """Return the struct in an encoded envelope.
+
+        Raises:
+            ProtocolError: the bytes are no envelope, or it holds no kind that this version knows.
+        """
+        return self.unwrap(self.parse(data))
+
+    def kind_bytes(self, value: StructT) -> bytes:
+        """Return `value` alone as canonical bytes: equal values have equal bytes."""
+        name = self._names[type(value)]
+        return name.encode() + b"\0" + self._message_of(name, value).SerializeToString(deterministic=True)
+
+    def parse(self, data: bytes) -> Message:
+        """Return the envelope in `data`; raise ProtocolError if it is invalid."""
+        return parsed(self._envelope_class, data)
+
+    def _message_of(self, name: str, value: StructT) -> Message:
+        return writer_of(type(value), self._messages[name])(value)
+
 
 _services: Any = coordinator_pb2.DESCRIPTOR.services_by_name
 _CALLS: dict[str, Any] = {call.name: call for name in ("Coordinator", "People") for call in _services[name].methods}
