@@ -32,11 +32,11 @@ from snapline.agent_runtime.host.epoch_files import (
 from snapline.agent_runtime.host.epoch_part_times import timed
 from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
+from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
 from snapline.agent_runtime.host.shutdown import ask_stop, read_probe
-from snapline.agent_runtime.host.tracing import Tracing
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.turn_environment import TurnEnvironment

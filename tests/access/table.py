@@ -300,7 +300,7 @@ FILES = {
     "data/store/*": Kind(WITHIN, "snapshots"),
     "data/logs/": Kind(PRIVATE, "what processes printed", "deploy/child.py"),
     "data/logs/*": Kind(WITHIN, "logs"),
-    "data/traces/": Kind(PRIVATE, "names of agents, and when they spoke", "agent_runtime/host/trace.py"),
+    "data/traces/": Kind(PRIVATE, "names of agents, and when they spoke", "agent_runtime/host/host_trace.py"),
     "data/traces/*": Kind(WITHIN, "traces"),
     "data/marks/": Kind(PRIVATE, "messages in whose turn a process is", "agent_runtime/host/turn_marks.py"),
     "data/marks/*": Kind(PRIVATE, "marks"),

@@ -10,10 +10,9 @@ from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.test_host_core_epochs import begin, mark
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import recent_trace
+from snapline.agent_runtime.host import host_trace
 from snapline.agent_runtime.host.environment import HostEnvironment
-from snapline.agent_runtime.host.recent_trace import KEPT_S, LOOK_S, RecentLines
-from snapline.agent_runtime.host.tracing import Tracing
+from snapline.agent_runtime.host.host_trace import KEPT_S, LOOK_S, RecentLines, Tracing
 from snapline.errors import ProtocolError
 from snapline.messages.client_requests import TRACE, Question, RecentTrace, TraceWanted
 from snapline.messages.client_wire import decode_question, encode_question, trace_question, trace_wanted
@@ -72,7 +71,7 @@ def test_who_asks_with_cursors_has_every_line_once_and_knows_how_many_are_missin
     clock: Clock, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks how often and for how much: several with cursors of their own."""
-    monkeypatch.setattr(recent_trace, "LINES_MAX", 12)
+    monkeypatch.setattr(host_trace, "LINES_MAX", 12)
     chance, lines = random.Random(seed), kept(clock)
     cursors, told, missed = ["", "", ""], [list[int](), list[int](), list[int]()], [0, 0, 0]
     traced = 0
@@ -98,10 +97,10 @@ def test_who_asks_with_cursors_has_every_line_once_and_knows_how_many_are_missin
 
 def test_a_host_keeps_so_many_lines_and_tells_none_that_is_old(clock: Clock) -> None:
     lines = kept(clock)
-    for number in range(recent_trace.RECENT_LINES_MAX + 5):
+    for number in range(host_trace.RECENT_LINES_MAX + 5):
         lines.message("send", "a", "b", number)
     answer = lines.since(TraceWanted("1-1.0", most=1 << 30))()
-    assert len(numbers_of(answer)) == recent_trace.RECENT_LINES_MAX and answer.missed == 5
+    assert len(numbers_of(answer)) == host_trace.RECENT_LINES_MAX and answer.missed == 5
     clock.pass_by(KEPT_S + 1)
     lines.message("send", "a", "b", 7)
     assert numbers_of(lines.since(TraceWanted())()) == [7]
@@ -125,7 +124,7 @@ def test_a_cursor_beyond_the_end_is_at_the_end(clock: Clock) -> None:
 
 
 def test_who_begins_late_is_told_that_nothing_is_missing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_trace, "LINES_MAX", 3)
+    monkeypatch.setattr(host_trace, "LINES_MAX", 3)
     lines = kept(clock)
     for number in range(10):
         lines.message("send", "a", "b", number)

@@ -1,7 +1,7 @@
 """Traces of hosts become one trace: the execution is the one that a world with a single true order has seen.
 
 The fleets are those of `tests/kit`: they note every event in the order in which it happens, and beside that each host
-writes lines as `agent_runtime/host/trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
+writes lines as `agent_runtime/host/host_trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
 most back to the last checkpoint, for that one was flushed.
 """
 
