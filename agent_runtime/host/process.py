@@ -29,9 +29,9 @@ from snapline.agent_runtime.host.input_service import InputService, TakeInput, u
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.planned_stop import HostStop
-from snapline.agent_runtime.host.process_marks import ProcessMarks
 from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
+from snapline.agent_runtime.host.turn_marks import ProcessMarks
 from snapline.agent_runtime.host.users import CoordinatorUsers
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import close_in_children, exit_if_child, handle_signal, port_of
