@@ -4,7 +4,15 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
+from snapline.agent_runtime.host.failures import (
+    HostFailures,
+    HostRollbacks,
+    TurnDeaths,
+    is_creation,
+    is_first,
+    last_line,
+    sender_of,
+)
 from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
@@ -13,9 +21,7 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.agent_runtime.host.rollback_requests import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
-from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
+from snapline.agent_runtime.host.failures import HostRollbacks
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.rollback_requests import HostRollbacks
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.coordinator.leader.modes.recovery_line import Lines
 from snapline.coordinator.leader.recovery_plans import Plans

@@ -12,7 +12,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.host.turn_deaths import MessageSample, digest_of_turn
+from snapline.agent_runtime.host.failures import MessageSample, digest_of_turn
 from snapline.agent_runtime.host.turn_marks import (
     SLOT_BYTES,
     SLOTS,
