@@ -38,7 +38,7 @@ import grpc.aio
 
 from snapline.channels.channel import Inlet, Outlet, window_bytes
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, Frame, LinkHello, Refused
-from snapline.channels.grpc_link import LinkTransport
+from snapline.channels.grpc_link import LinkTransport, keep_freed_memory
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import (
     AcceptChannel,
@@ -60,7 +60,6 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
-from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import client_options, server_options
 from snapline.security.transport import Security
 
