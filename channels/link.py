@@ -50,7 +50,6 @@ Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit a
 from typing import assert_never
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_BYTES, WINDOW_ITEMS, check_message_size
-from snapline.channels.control_state import UnsentControlState
 from snapline.channels.fencing import LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
@@ -67,7 +66,7 @@ from snapline.channels.frame import (
     encode_open,
     is_small,
 )
-from snapline.channels.incoming import IncomingOrder
+from snapline.channels.incoming import IncomingOrder, UnsentControlState
 from snapline.channels.link_events import (
     ByeRequested,
     ChannelClosed,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.channels import control_state
+from snapline.channels import incoming
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import (
@@ -605,7 +605,7 @@ def test_nothing_that_is_small_waits_for_a_timer(bunches: list[tuple[int, int]])
 
 def test_an_ack_that_is_told_late_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: the receiver waits for one frame more than the sender writes."""
-    monkeypatch.setattr(control_state, "TELL_FRAMES", FRAMES_UNACKED_MAX + 1)
+    monkeypatch.setattr(incoming, "TELL_FRAMES", FRAMES_UNACKED_MAX + 1)
     with pytest.raises(AssertionError):
         _play_one_way([(1, 64)] * (FRAMES_UNACKED_MAX + 1))
 

@@ -7,9 +7,8 @@ from tests.channels.network import MS, SECOND, Faults, Workload, World
 
 from snapline.channels import link, order
 from snapline.channels.channel import PART_BYTES
-from snapline.channels.control_state import UnsentControlState
 from snapline.channels.frame import Frame, Items
-from snapline.channels.incoming import IncomingOrder
+from snapline.channels.incoming import IncomingOrder, UnsentControlState
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
