@@ -9,8 +9,8 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordina
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.modes import coordinated as mode
-from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import LinkHello
+from snapline.channels.link import LINK_VERSION
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
+from snapline.channels.link import LINK_VERSION
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
 from snapline.channels.listening import AddressBusyError
 from snapline.channels.options import client_options

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from snapline.channels import incoming
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.fencing import LINK_VERSION
 from snapline.channels.frame import (
     LARGE_BYTES,
     LARGE_ITEMS,
@@ -24,7 +23,7 @@ from snapline.channels.frame import (
     encode_marker,
     encode_open,
 )
-from snapline.channels.link import LinkCore
+from snapline.channels.link import LINK_VERSION, LinkCore
 from snapline.channels.link_events import (
     AcceptChannel,
     ByeRequested,
