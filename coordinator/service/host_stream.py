@@ -1,6 +1,6 @@
 """Reader of one host's messages: counts entries before parsing, and joins messages that arrive in parts."""
 
-from snapline.channels.counts import check_counts
+from snapline.channels.frame import check_counts
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import HostMessage, MessagePart

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.channels import frame
-from snapline.channels.counts import check_counts
 from snapline.channels.frame import (
     CREDITS_MAX,
     FRAME_ITEMS_MAX,
     Frame,
     Items,
+    check_counts,
     decode_control,
     decode_frame,
     encode_frame,

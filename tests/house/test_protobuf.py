@@ -7,7 +7,7 @@ from tests.house.product import in_package
 
 INSIDE = {
     "security/dial_back.py",
-    "channels/counts.py",
+    "channels/frame.py",
     "security/rpc_authorization.py",
     "channels/frame.py",
     "channels/grpc_link.py",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.counts import check_counts
+from snapline.channels.frame import check_counts
 from snapline.errors import ProtocolError
 from snapline.messages.client_requests import (
     DESCRIPTION,
