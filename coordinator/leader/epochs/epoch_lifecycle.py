@@ -34,259 +34,6 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, EpochAccount, OperationResult, PartTimes
 from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport, WantEpoch
 
-
-def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """Return the account after one more report, the newest."""
-    known = account or EpochAccount()
-    times = PartTimes(
-        host=host,
-        agent=report.slowest,
-        after_ns=after_ns,
-        start_delay_ns=report.start_delay_ns,
-        capture_ns=report.slowest_capture_ns,
-        alignment_ns=report.alignment_ns,
-        store_ns=report.store_ns,
-    )
-    is_latest = known.late is None or times.recorded_ns > known.late.recorded_ns
-    return EpochAccount(
-        reports=known.reports + 1,
-        new_bytes=known.new_bytes + (report.new_bytes or report.pack.size_bytes),
-        last=times,
-        late=times if is_latest else known.late,
-    )
-
-
-EPOCH_TIMEOUT_NS = 60 * SECOND_NS
-"""Timeout if the fleet's definition names none: several times the longest expected turn."""
-
-
-class Epochs:
-    """Lifecycle of epochs: follows the log, and decides."""
-
-    def __init__(
-        self,
-        shared: LeaderState,
-        modes: ModeChoice,
-        open_epochs: OpenEpochs,
-        publisher: RefPublisher,
-        releases: Releases,
-        store: StoreWatch,
-    ) -> None:
-        self._shared = shared
-        self._modes = modes
-        self._open_epochs = open_epochs
-        self._publisher = publisher
-        self._releases = releases
-        self._store = store
-
-    def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """Return the ends of the epochs after `epoch`, for a host that has just reconnected."""
-        return [
-            EndEpoch(x.epoch, x.is_complete, x.reason)
-            for x in self._shared.state.image.outcomes
-            if x.epoch > epoch and x.epoch not in self._publisher.unpublished and self._open_epochs.get(x.epoch) is None
-        ]
-
-    # ---- messages -------------------------------------------------------------------------------------------------
-
-    def on_report(self, session: HostSession, report: EpochReport) -> None:
-        """Take the report that a host's part of an epoch is durable."""
-        if report.host_start != session.start:
-            return
-        entry = self._open_epochs.get(report.epoch)
-        if entry is None:
-            outcome = self._shared.state.outcome_of(report.epoch)
-            if outcome is not None and report.epoch not in self._publisher.unpublished:
-                self._shared.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
-        elif (
-            isinstance(entry.stage, Collecting)
-            and session.host in entry.hosts
-            and entry.stage.take(session.host, report)
-        ):
-            after_ns = self._shared.now - entry.opened_ns
-            entry.account = add_report(entry.account, session.host, report, after_ns=after_ns)
-
-    def on_refused(self, session: HostSession, message: EpochRefused) -> None:
-        """Fail an epoch that a host cannot take part in."""
-        entry = self._open_epochs.get(message.epoch)
-        reason = f"host {session.host}: {message.reason}"
-        if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
-            self._open_epochs.fail_to_store(entry, reason)
-            self._shared.note("warning", f"epoch {message.epoch} is refused: {reason}")
-        if message.is_final:
-            self._shared.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
-
-    # ---- decisions ------------------------------------------------------------------------------------------------
-
-    def evaluate(self) -> None:
-        """Follow the state: end, open and advance epochs, then publish."""
-        self._close_ended_epochs()
-        self._publisher.tell()
-        self._open_begun_epochs()
-        for entry in self._open_epochs:
-            self._move_on(entry)
-        self._publisher.publish()
-
-    def _close_ended_epochs(self) -> None:
-        for entry in self._open_epochs:
-            record = self._shared.state.image.epochs.get(entry.epoch)
-            if record is not None and record.status == OPEN:
-                continue
-            self._open_epochs.end(entry)
-            self._modes.mode.on_ended(entry, is_complete=record is not None)
-            if record is not None:
-                self._publisher.on_completed(entry.epoch)
-                self._releases.on_completed(entry.epoch)
-            else:
-                self._store.ended(entry.epoch)
-
-    def _open_begun_epochs(self) -> None:
-        state = self._shared.state
-        plan = state.plan
-        if plan is None:
-            return
-        timeout_ns = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
-        for epoch in state.open_epochs():
-            stage = self._modes.mode.start(epoch, plan) if self._open_epochs.get(epoch) is None else None
-            if stage is not None:
-                trigger = state.image.epochs[epoch].trigger
-                now = self._shared.now
-                self._open_epochs.begin(
-                    OpenEpoch(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
-                )
-
-    def _move_on(self, entry: OpenEpoch) -> None:
-        is_waiting = isinstance(entry.stage, WAITING)
-        if self._shared.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
-            self._time_out(entry)
-        elif is_waiting:
-            self._modes.mode.collect(entry)
-        if isinstance(entry.stage, Deciding):
-            self._decide(entry, entry.stage.completion)
-        elif isinstance(entry.stage, Failing):
-            self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem), entry.account))
-
-    def _decide(self, entry: OpenEpoch, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
-        self._shared.propose(f"epoch/{entry.epoch}", outcome)
-
-    def _time_out(self, entry: OpenEpoch) -> None:
-        """Fail an epoch that has taken too long; if it waits for the store, count it as a failure of the store."""
-        reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
-        absent = [host for host in entry.hosts if host not in reports]
-        storing = [host for host in absent if self._store.is_storing(host)]
-        is_storing = isinstance(entry.stage, STORING)
-        missing = (
-            f"no report of {', '.join(absent)}"
-            if absent
-            else f"it is still {'storing' if is_storing else 'collecting'}"
-        )
-        problem = f"not complete in time: {missing}{' (still storing)' if storing else ''}"
-        if storing or is_storing:
-            self._open_epochs.fail_to_store(entry, problem)
-        else:
-            self._open_epochs.fail(entry, problem)
-
-
-FORGET_AT_ONCE = 5
-"""Number of old epochs that are forgotten at a time: they share one log entry and one pass over the directories."""
-
-SETTLED_EPOCHS = 1000
-"""Number of epochs after a plan's beginning until undone turns are not expected any more. Far fewer epochs lie between a recovery line and
-its failure, so all undone work has been redone by then."""
-
-SWEEP_NS = 30 * SECOND_NS
-"""Time between two sweeps while epochs abort; each sweep lists the store's directories."""
-
-SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Time between two sweeps otherwise: they delete late writes of hosts that were presumed dead."""
-
-
-class Retention:
-    """Retention: decides when to forget, and when to sweep."""
-
-    def __init__(
-        self,
-        shared: LeaderState,
-        open_epochs: OpenEpochs,
-        publisher: RefPublisher,
-        releases: Releases,
-        stop_question: StopQuestion,
-    ) -> None:
-        self._shared = shared
-        self._open_epochs = open_epochs
-        self._publisher = publisher
-        self._releases = releases
-        self._stop_question = stop_question
-        self._sweep_ns = 0
-        self._aborts_seen = 0
-
-    def on_started(self) -> None:
-        """Sweep at once: an earlier leader may have died between log and store."""
-        self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
-
-    def on_forgotten(self, result: OperationResult) -> None:
-        """Delete the files after ForgetEpochs is committed."""
-        self._publisher.on_forgotten(result.epochs)
-        if result.epochs:
-            self._shared.out.append(DeleteEpochs(result.epochs))
-            if self._shared.state.image.logs:
-                self._sweep_logs()
-
-    def evaluate(self) -> None:
-        """Forget old epochs, and sweep unreferenced data."""
-        self._forget()
-        self._sweep()
-
-    def _forget(self) -> None:
-        needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.unpublished))
-        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict: some epochs are in both
-        old = tuple([epoch for epoch in candidates if epoch not in needed])
-        if old and self._shared.state.phase == RUNNING:
-            self._shared.propose("forget", op.ForgetEpochs(old))
-
-    def _old(self) -> list[int]:
-        state = self._shared.state
-        complete = state.complete_epochs()
-        keep = max(2, self._shared.options.keep_epochs)
-        if len(complete) < keep + FORGET_AT_ONCE:
-            return []
-        pin = self._releases.pins()
-        end = complete[-keep] if pin is None else min(complete[-keep], pin)
-        return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
-
-    def _void(self) -> list[int]:
-        """Return the void epochs to forget. Releases need them to revert outputs, until a later epoch is released."""
-        newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
-        if self._releases.has_unreleased_up_to(newest):
-            return []
-        return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
-
-    def _sweep(self) -> None:
-        """Delete data that belongs to no epoch.
-
-        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. So its lists come from
-        the log, not from this leader: epochs that are complete, open or not begun when it is requested are kept.
-        """
-        image, now = self._shared.state.image, self._shared.now
-        if image.aborted != self._aborts_seen:
-            self._aborts_seen, self._sweep_ns = image.aborted, min(self._sweep_ns, now + SWEEP_NS)
-        if now < self._sweep_ns or self._open_epochs.is_deciding:
-            return
-        self._sweep_ns = now + SWEEP_IDLE_NS
-        kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
-        undecided = (*self._shared.state.open_epochs(), *self._publisher.unpublished)
-        self._shared.out.append(SweepStore(kept, undecided, image.begun))
-        self._sweep_logs()
-
-    def _sweep_logs(self) -> None:
-        """Delete log entries of inputs and turns that are consumed, or ended, in all kept epochs."""
-        state = self._shared.state
-        epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
-        plan = state.plan
-        settled_epoch = plan.begun_epoch + SETTLED_EPOCHS if plan is not None else 0
-        self._shared.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))
-
-
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
 """Shortest time between two early epochs (a client waits): in nanoseconds, and as a multiple of the last epoch's duration."""
 
@@ -420,3 +167,255 @@ class Triggers:
         """Return how long the newest complete epoch took."""
         newest = self._shared.state.image.epochs.get(self._shared.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)
+
+
+EPOCH_TIMEOUT_NS = 60 * SECOND_NS
+"""Timeout if the fleet's definition names none: several times the longest expected turn."""
+
+
+class Epochs:
+    """Lifecycle of epochs: follows the log, and decides."""
+
+    def __init__(
+        self,
+        shared: LeaderState,
+        modes: ModeChoice,
+        open_epochs: OpenEpochs,
+        publisher: RefPublisher,
+        releases: Releases,
+        store: StoreWatch,
+    ) -> None:
+        self._shared = shared
+        self._modes = modes
+        self._open_epochs = open_epochs
+        self._publisher = publisher
+        self._releases = releases
+        self._store = store
+
+    def ended_since(self, epoch: int) -> list[EndEpoch]:
+        """Return the ends of the epochs after `epoch`, for a host that has just reconnected."""
+        return [
+            EndEpoch(x.epoch, x.is_complete, x.reason)
+            for x in self._shared.state.image.outcomes
+            if x.epoch > epoch and x.epoch not in self._publisher.unpublished and self._open_epochs.get(x.epoch) is None
+        ]
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def on_report(self, session: HostSession, report: EpochReport) -> None:
+        """Take the report that a host's part of an epoch is durable."""
+        if report.host_start != session.start:
+            return
+        entry = self._open_epochs.get(report.epoch)
+        if entry is None:
+            outcome = self._shared.state.outcome_of(report.epoch)
+            if outcome is not None and report.epoch not in self._publisher.unpublished:
+                self._shared.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
+        elif (
+            isinstance(entry.stage, Collecting)
+            and session.host in entry.hosts
+            and entry.stage.take(session.host, report)
+        ):
+            after_ns = self._shared.now - entry.opened_ns
+            entry.account = add_report(entry.account, session.host, report, after_ns=after_ns)
+
+    def on_refused(self, session: HostSession, message: EpochRefused) -> None:
+        """Fail an epoch that a host cannot take part in."""
+        entry = self._open_epochs.get(message.epoch)
+        reason = f"host {session.host}: {message.reason}"
+        if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
+            self._open_epochs.fail_to_store(entry, reason)
+            self._shared.note("warning", f"epoch {message.epoch} is refused: {reason}")
+        if message.is_final:
+            self._shared.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
+
+    # ---- decisions ------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Follow the state: end, open and advance epochs, then publish."""
+        self._close_ended_epochs()
+        self._publisher.tell()
+        self._open_begun_epochs()
+        for entry in self._open_epochs:
+            self._move_on(entry)
+        self._publisher.publish()
+
+    def _close_ended_epochs(self) -> None:
+        for entry in self._open_epochs:
+            record = self._shared.state.image.epochs.get(entry.epoch)
+            if record is not None and record.status == OPEN:
+                continue
+            self._open_epochs.end(entry)
+            self._modes.mode.on_ended(entry, is_complete=record is not None)
+            if record is not None:
+                self._publisher.on_completed(entry.epoch)
+                self._releases.on_completed(entry.epoch)
+            else:
+                self._store.ended(entry.epoch)
+
+    def _open_begun_epochs(self) -> None:
+        state = self._shared.state
+        plan = state.plan
+        if plan is None:
+            return
+        timeout_ns = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
+        for epoch in state.open_epochs():
+            stage = self._modes.mode.start(epoch, plan) if self._open_epochs.get(epoch) is None else None
+            if stage is not None:
+                trigger = state.image.epochs[epoch].trigger
+                now = self._shared.now
+                self._open_epochs.begin(
+                    OpenEpoch(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
+                )
+
+    def _move_on(self, entry: OpenEpoch) -> None:
+        is_waiting = isinstance(entry.stage, WAITING)
+        if self._shared.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
+            self._time_out(entry)
+        elif is_waiting:
+            self._modes.mode.collect(entry)
+        if isinstance(entry.stage, Deciding):
+            self._decide(entry, entry.stage.completion)
+        elif isinstance(entry.stage, Failing):
+            self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem), entry.account))
+
+    def _decide(self, entry: OpenEpoch, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
+        self._shared.propose(f"epoch/{entry.epoch}", outcome)
+
+    def _time_out(self, entry: OpenEpoch) -> None:
+        """Fail an epoch that has taken too long; if it waits for the store, count it as a failure of the store."""
+        reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
+        absent = [host for host in entry.hosts if host not in reports]
+        storing = [host for host in absent if self._store.is_storing(host)]
+        is_storing = isinstance(entry.stage, STORING)
+        missing = (
+            f"no report of {', '.join(absent)}"
+            if absent
+            else f"it is still {'storing' if is_storing else 'collecting'}"
+        )
+        problem = f"not complete in time: {missing}{' (still storing)' if storing else ''}"
+        if storing or is_storing:
+            self._open_epochs.fail_to_store(entry, problem)
+        else:
+            self._open_epochs.fail(entry, problem)
+
+
+def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
+    """Return the account after one more report, the newest."""
+    known = account or EpochAccount()
+    times = PartTimes(
+        host=host,
+        agent=report.slowest,
+        after_ns=after_ns,
+        start_delay_ns=report.start_delay_ns,
+        capture_ns=report.slowest_capture_ns,
+        alignment_ns=report.alignment_ns,
+        store_ns=report.store_ns,
+    )
+    is_latest = known.late is None or times.recorded_ns > known.late.recorded_ns
+    return EpochAccount(
+        reports=known.reports + 1,
+        new_bytes=known.new_bytes + (report.new_bytes or report.pack.size_bytes),
+        last=times,
+        late=times if is_latest else known.late,
+    )
+
+
+FORGET_AT_ONCE = 5
+"""Number of old epochs that are forgotten at a time: they share one log entry and one pass over the directories."""
+
+SETTLED_EPOCHS = 1000
+"""Number of epochs after a plan's beginning until undone turns are not expected any more. Far fewer epochs lie between a recovery line and
+its failure, so all undone work has been redone by then."""
+
+SWEEP_NS = 30 * SECOND_NS
+"""Time between two sweeps while epochs abort; each sweep lists the store's directories."""
+
+SWEEP_IDLE_NS = 600 * SECOND_NS
+"""Time between two sweeps otherwise: they delete late writes of hosts that were presumed dead."""
+
+
+class Retention:
+    """Retention: decides when to forget, and when to sweep."""
+
+    def __init__(
+        self,
+        shared: LeaderState,
+        open_epochs: OpenEpochs,
+        publisher: RefPublisher,
+        releases: Releases,
+        stop_question: StopQuestion,
+    ) -> None:
+        self._shared = shared
+        self._open_epochs = open_epochs
+        self._publisher = publisher
+        self._releases = releases
+        self._stop_question = stop_question
+        self._sweep_ns = 0
+        self._aborts_seen = 0
+
+    def on_started(self) -> None:
+        """Sweep at once: an earlier leader may have died between log and store."""
+        self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
+
+    def on_forgotten(self, result: OperationResult) -> None:
+        """Delete the files after ForgetEpochs is committed."""
+        self._publisher.on_forgotten(result.epochs)
+        if result.epochs:
+            self._shared.out.append(DeleteEpochs(result.epochs))
+            if self._shared.state.image.logs:
+                self._sweep_logs()
+
+    def evaluate(self) -> None:
+        """Forget old epochs, and sweep unreferenced data."""
+        self._forget()
+        self._sweep()
+
+    def _forget(self) -> None:
+        needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.unpublished))
+        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict: some epochs are in both
+        old = tuple([epoch for epoch in candidates if epoch not in needed])
+        if old and self._shared.state.phase == RUNNING:
+            self._shared.propose("forget", op.ForgetEpochs(old))
+
+    def _old(self) -> list[int]:
+        state = self._shared.state
+        complete = state.complete_epochs()
+        keep = max(2, self._shared.options.keep_epochs)
+        if len(complete) < keep + FORGET_AT_ONCE:
+            return []
+        pin = self._releases.pins()
+        end = complete[-keep] if pin is None else min(complete[-keep], pin)
+        return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
+
+    def _void(self) -> list[int]:
+        """Return the void epochs to forget. Releases need them to revert outputs, until a later epoch is released."""
+        newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
+        if self._releases.has_unreleased_up_to(newest):
+            return []
+        return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
+
+    def _sweep(self) -> None:
+        """Delete data that belongs to no epoch.
+
+        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. So its lists come from
+        the log, not from this leader: epochs that are complete, open or not begun when it is requested are kept.
+        """
+        image, now = self._shared.state.image, self._shared.now
+        if image.aborted != self._aborts_seen:
+            self._aborts_seen, self._sweep_ns = image.aborted, min(self._sweep_ns, now + SWEEP_NS)
+        if now < self._sweep_ns or self._open_epochs.is_deciding:
+            return
+        self._sweep_ns = now + SWEEP_IDLE_NS
+        kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
+        undecided = (*self._shared.state.open_epochs(), *self._publisher.unpublished)
+        self._shared.out.append(SweepStore(kept, undecided, image.begun))
+        self._sweep_logs()
+
+    def _sweep_logs(self) -> None:
+        """Delete log entries of inputs and turns that are consumed, or ended, in all kept epochs."""
+        state = self._shared.state
+        epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
+        plan = state.plan
+        settled_epoch = plan.begun_epoch + SETTLED_EPOCHS if plan is not None else 0
+        self._shared.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))
