@@ -60,7 +60,7 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
-from snapline.channels.options import client_options, server_options
+from snapline.channels.servers import client_options, server_options
 from snapline.security.transport import Security
 
 CHANNELS = 16

@@ -43,7 +43,7 @@ import grpc.aio
 from pysyncobj import SyncObj, replicated  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.channels.grpc_link import keep_freed_memory
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options
 from snapline.coordinator.raft.proposals import Committed
 from snapline.coordinator.raft.pysyncobj_settings import TICK_S, raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions

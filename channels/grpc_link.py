@@ -33,8 +33,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
-from snapline.channels.listening import wait_until_free_async
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options, wait_until_free_async
 from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint
 from snapline.security.dial_back import METHOD as CONFIRM

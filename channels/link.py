@@ -31,7 +31,7 @@ Floor. With the first Hellos both sides agree on the newest epoch that has begun
 acceptor answers with the newer of both. The caller sends no item with a lower stamp: epochs up to the floor do not involve the link.
 
 Liveness. Each side sends a frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stays open while
-gRPC's own threads answer pings. They break the stream of a dead, frozen or unreachable peer within 2 s (`channels/options.py`).
+gRPC's own threads answer pings. They break the stream of a dead, frozen or unreachable peer within 2 s (`channels/servers.py`).
 Only a Hello must arrive within 2 s of opening; otherwise the dialler tries again. An end of stream without Bye is reported as
 a break. Bye is sent once everything is acked, and the peer answers it.
 

@@ -32,7 +32,7 @@ from snapline.agent_runtime.agent import AgentType, Handler
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_body, encode_message, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.options import RECEIVE_BYTES_MAX
+from snapline.channels.servers import RECEIVE_BYTES_MAX
 from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.agent_commands import (

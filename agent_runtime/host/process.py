@@ -37,7 +37,7 @@ from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import close_in_children, exit_if_child, handle_signal, port_of
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.link_supervisor import supervised
+from snapline.channels.servers import supervised
 from snapline.errors import SnaplineError, StoreKeyError, UsageError
 from snapline.ids import check_id
 from snapline.messages.client_wire import AGENTS_SERVICE as AGENTS

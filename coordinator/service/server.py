@@ -17,9 +17,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from snapline.channels.link_supervisor import supervised
-from snapline.channels.listening import wait_until_free_async
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options, supervised, wait_until_free_async
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions

@@ -18,7 +18,7 @@ from tests.access.table import KIB, MIB, OTHER_HOST, RPCS
 from tests.access.world import OWN_CONNECTION, PATHS, SERVERS, YES, World, call, read_metrics
 from tests.integration.processes import LIMIT_S
 
-from snapline.channels.options import METADATA_BYTES_MAX, RECEIVE_BYTES_MAX, STREAMS_MAX
+from snapline.channels.servers import METADATA_BYTES_MAX, RECEIVE_BYTES_MAX, STREAMS_MAX
 from snapline.telemetry.health import ALIVE, is_serving
 
 MEMORY_MAX = 32 * MIB

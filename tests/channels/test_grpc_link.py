@@ -22,8 +22,7 @@ from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_fra
 from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link import LINK_VERSION
 from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
-from snapline.channels.listening import AddressBusyError
-from snapline.channels.options import client_options
+from snapline.channels.servers import AddressBusyError, client_options
 from snapline.errors import UsageError
 from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security

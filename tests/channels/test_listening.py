@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from snapline.channels import listening
-from snapline.channels.listening import (
+from snapline.channels import servers
+from snapline.channels.servers import (
     AddressBusyError,
     AddressError,
     address_error,
@@ -30,13 +30,13 @@ async def test_a_port_that_is_in_use_for_a_moment_is_waited_for() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "unix:/tmp/x", "192.0.2.1:7400", "127.0.0.1:x"])
 async def test_what_does_not_pass_is_not_waited_for(address: str) -> None:
-    async with asyncio.timeout(listening.PORT_WAIT_S / 2):
+    async with asyncio.timeout(servers.PORT_WAIT_S / 2):
         assert await wait_until_free_async(address)
         wait_until_free(address)
 
 
 async def test_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
+    monkeypatch.setattr(servers, "PORT_WAIT_S", 0.2)
     server, address = taken()
     assert not await wait_until_free_async(address)
     wait_until_free(address)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.channels.link_supervisor import notify, supervised, watchdog_interval_s
+from snapline.channels.servers import notify, supervised, watchdog_interval_s
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 

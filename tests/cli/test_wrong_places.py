@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.kit.command_line import Run
 
-from snapline.channels import listening
+from snapline.channels import servers
 from snapline.cli.demo import _run_during
 from snapline.deploy.local import Ending
 from snapline.errors import UsageError
@@ -48,7 +48,7 @@ def test_a_port_that_is_taken_is_one_sentence_without_gRPCs_own(run_process: Run
 
 
 def test_a_coordinators_port_that_is_taken(run: Run, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
+    monkeypatch.setattr(servers, "PORT_WAIT_S", 0.2)
     arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1"]
     done = run("coordinator", "run", *arguments, "--listen", f"127.0.0.1:{port}")
     assert done.code == 1 and "Address already in use; choose another --listen" in done.err
@@ -64,7 +64,7 @@ def test_a_name_that_dns_does_not_know_is_no_wrong_option(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may know it a moment later."""
-    monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
+    monkeypatch.setattr(servers, "PORT_WAIT_S", 0.2)
     arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1", "--insecure"]
     done = run("coordinator", "run", *arguments, "--listen", "nobody.invalid:7400")
     assert done.code == 1 and "cannot listen on nobody.invalid:7400" in done.err

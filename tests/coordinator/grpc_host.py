@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc.aio
 
-from snapline.channels.options import client_options
+from snapline.channels.servers import client_options
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint

@@ -13,7 +13,7 @@ from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.users import CoordinatorUsers
-from snapline.channels.options import client_options
+from snapline.channels.servers import client_options
 from snapline.coordinator.service import host_stream
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient

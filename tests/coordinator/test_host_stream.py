@@ -8,7 +8,7 @@ import pytest
 from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.session import Session
-from snapline.channels.options import RECEIVE_BYTES_MAX
+from snapline.channels.servers import RECEIVE_BYTES_MAX
 from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream, read_host_message
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health
 from tests.coordinator.grpc_host import GrpcHost
 
-from snapline.channels.listening import AddressError
+from snapline.channels.servers import AddressError
 from snapline.coordinator.service import server
 from snapline.coordinator.service.server import (
     SERVICE,

@@ -10,7 +10,7 @@ from tests.integration.processes import ended
 from tests.integration.running import LOOK_S, Running
 from tests.integration.secured import running_secured, security
 
-from snapline.channels.options import CONNECTIONS_MAX
+from snapline.channels.servers import CONNECTIONS_MAX
 from snapline.messages.coordinator_client import CoordinatorClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ from tests.integration.killing import HOSTS, bank_to_be_hurt
 from tests.integration.processes import LIMIT_S, ended, start
 from tests.integration.running import Running
 
-from snapline.channels.options import client_options
+from snapline.channels.servers import client_options
 from snapline.deploy.data_directory import choose_addresses, read_addresses
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient

@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.channels.options import RECEIVE_BYTES_MAX
+from snapline.channels.servers import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError
 from snapline.messages import client_wire
 from snapline.messages.client_requests import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome

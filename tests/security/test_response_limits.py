@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from tests.integration.flood import calls
 
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb

@@ -14,7 +14,7 @@ from tests.channels.test_grpc_link import Raw, hello
 from tests.security.certificates import Authority, Leaf
 
 from snapline.channels.frame import Refused
-from snapline.channels.options import client_options
+from snapline.channels.servers import client_options
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.security.transport import Security, is_loopback, server_name
 

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.security.certificates import Authority, Leaf
 
-from snapline.channels.listening import AddressBusyError
+from snapline.channels.servers import AddressBusyError
 from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.transport import Security, server_name
 from snapline.telemetry import metrics_server as metrics_endpoint

@@ -8,7 +8,7 @@ A host is suspected
 - at once when a launcher reports that the process is over, or an operator ends it.
 
 Silence alone is no loss while the stream is open, because user code may block the host's event loop or interpreter. gRPC's own threads
-still answer for such a process (`channels/options.py`); they break the stream of a dead, frozen or unreachable process 2 s after its last
+still answer for such a process (`channels/servers.py`); they break the stream of a dead, frozen or unreachable process 2 s after its last
 byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the loop (`HostBusyReported`), also without a
 stream, as after a change of leader. Such a report defers the loss.
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from snapline.channels.listening import PORT_POLL_S, PORT_WAIT_S
+from snapline.channels.servers import PORT_POLL_S, PORT_WAIT_S
 from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0

@@ -25,8 +25,7 @@ import uvicorn
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from snapline.channels.listening import address_error, wait_until_free
-from snapline.channels.options import files_max
+from snapline.channels.servers import address_error, files_max, wait_until_free
 from snapline.errors import UsageError
 from snapline.security.transport import is_loopback
 

@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from snapline.channels.listening import address_error, listen_error
-from snapline.channels.options import client_options
+from snapline.channels.servers import address_error, client_options, listen_error
 from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from snapline.channels.listening import address_error, listen_error, wait_until_free_async
-from snapline.channels.options import client_options, server_options
+from snapline.channels.servers import address_error, client_options, listen_error, server_options, wait_until_free_async
 from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import snapline
-from snapline.channels.listening import address_error, listen_error, wait_until_free_async
+from snapline.channels.servers import address_error, listen_error, wait_until_free_async
 from snapline.errors import SnaplineError, UsageError
 from snapline.security.rpc_authorization import RPC_RULES
 from snapline.security.transport import Security

@@ -23,7 +23,7 @@ import msgspec
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.replicas import Ledger, real_configuration
 
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.proposals import Committed

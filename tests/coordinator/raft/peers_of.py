@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc.aio
 from pysyncobj.poller import createPoller  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options
 from snapline.coordinator.raft.messages import Hello, Message, encode_hello, encode_message
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode
 from snapline.coordinator.raft.raft_streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams

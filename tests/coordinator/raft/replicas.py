@@ -18,7 +18,7 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 from tests.coordinator.raft.linearizability import Operation, register
 from tests.coordinator.raft.marks import Marks
 
-from snapline.channels.options import server_options
+from snapline.channels.servers import server_options
 from snapline.coordinator.raft.messages import Hello
 from snapline.coordinator.raft.proposals import Committed, Outcome
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration

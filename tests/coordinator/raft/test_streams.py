@@ -12,7 +12,7 @@ import pytest
 from tests.coordinator.raft.peers_of import CLUSTER, End, Raw, numbered, until
 from tests.security.certificates import Authority, Leaf
 
-from snapline.channels.options import client_options
+from snapline.channels.servers import client_options
 from snapline.coordinator.raft import raft_streams as streams_module
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, encode_hello, encode_message
 from snapline.coordinator.raft.raft_streams import INBOX_MESSAGES_MAX, OUTBOX_BYTES_MAX, OutgoingStream
