@@ -71,8 +71,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.agent_runtime.host.parts import HostParts
-from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds

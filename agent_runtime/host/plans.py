@@ -1,18 +1,54 @@
-"""The part of a host core that applies plans: everything here ends, and begins again from the line."""
+"""The part of a host core that applies plans: everything here ends, and begins again from the line.
+
+The parts of one host core, as a mode gets them.
+"""
 
 from operator import attrgetter
 
+import msgspec
+
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.channel_ends import ChannelEnds
+from snapline.agent_runtime.host.epoch_request import EpochRequest
+from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_state import HostState
+from snapline.agent_runtime.host.inputs import Inputs
+from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.host.views import Views
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.planned_ends import Quiesce
 from snapline.storage.packs.checkpoint import AgentCheckpoint
+
+
+class HostParts(msgspec.Struct, frozen=True):
+    """All parts below a mode."""
+
+    shared: HostState
+    links: HostLinks
+    ends: ChannelEnds
+    failures: HostFailures
+    mailboxes: Mailboxes
+    outlets: Outlets
+    membership: Membership
+    log: OwnLog
+    inputs: Inputs
+    steps: StepLog
+    outputs: Outputs
+    epoch_request: EpochRequest
+    views: Views
+
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60

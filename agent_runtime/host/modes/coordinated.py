@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
 from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import (

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 from snapline.messages import host_messages as msg
 
 FREEZE_NS = 1_000_000_000

@@ -3,7 +3,7 @@ nothing leaves its outbox."""
 
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.logged_agent import Backlog
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 
 
 class HoldReasons:

@@ -25,7 +25,7 @@ from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
 from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.agent_runtime.host.modes.saving import Saving, changed
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

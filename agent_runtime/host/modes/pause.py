@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 
 SAVE_NS = 100_000_000
 """Time between two rounds of checkpoints of all agents whose logs are too large: the remaining logs belong to agents in long turns."""

@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.agent_runtime.host.modes.saving import Saving
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.protocols import koo_toueg as kt

@@ -13,7 +13,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
-from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.plans import HostParts
 
 
 class Saving:
