@@ -64,7 +64,7 @@ from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
-from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
@@ -73,7 +73,6 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused

@@ -39,10 +39,9 @@ from snapline.agent_runtime.host.local_agent import (
     LocalAgent,
     UnmatchedEntries,
 )
-from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.message_encoding import is_of_type
 from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.payloads import REPLY

@@ -18,13 +18,12 @@ from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
-from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
-from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.views import Views
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

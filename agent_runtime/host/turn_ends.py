@@ -16,12 +16,11 @@ from snapline.agent_runtime.host.failures import (
 from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
-from snapline.agent_runtime.host.mailboxes import Mailboxes, about
+from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg

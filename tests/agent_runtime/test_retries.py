@@ -14,9 +14,9 @@ import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.mailboxes import Timers
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
-from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
