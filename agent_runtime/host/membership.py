@@ -2,11 +2,12 @@
 
 An agent is created after the coordinator has reserved its id. A stopping agent leaves once its outputs are released and all epochs begun before have
 ended.
+
+The message that creates an agent: its kind and its initial state, on the channel from its parent.
 """
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
-from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
@@ -18,7 +19,14 @@ from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
 from snapline.messages import host_messages as msg
-from snapline.messages.payloads import plain_name
+from snapline.messages.payloads import CREATE, plain_name
+
+
+def creation_payload(kind: str, state: bytes) -> bytes:
+    """Return the message that creates an agent: a zero byte, the kind's length (2 bytes), the kind, the state."""
+    name = kind.encode()
+    return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
+
 
 RESUMED: Entry = (None, "resumed", b"")
 """Placeholder for the running turn while the sends of an earlier one, held for a reservation, leave."""

@@ -29,8 +29,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_events import Control, Spawn
+from snapline.agent_runtime.host.membership import creation_payload
 from snapline.coordinator.state.operations import Restore
 from snapline.messages.agent_commands import is_effect_resolution
 from snapline.messages.effect_records import EFFECTS_TOPIC

@@ -9,9 +9,9 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_events as lt
-from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.membership import creation_payload
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import (

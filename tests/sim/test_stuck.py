@@ -6,7 +6,7 @@ import pytest
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 
-from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.membership import creation_payload
 from snapline.agent_runtime.host.modes.freeze import HostFreeze
 from snapline.coordinator.leader.epochs.publishing import Releases
 from snapline.sim.mutants import mutated
