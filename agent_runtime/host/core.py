@@ -48,7 +48,7 @@ from typing import Any
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host.channel_ends import ChannelEnds
+from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.failures import HostFailures
@@ -69,7 +69,6 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.step_log import StepLog

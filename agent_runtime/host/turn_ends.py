@@ -3,6 +3,7 @@
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
+from snapline.agent_runtime.host.channel_ends import Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import (
     HostFailures,
@@ -19,7 +20,6 @@ from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, 
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.rollback_errors import RollbackRequest

@@ -13,7 +13,7 @@ from tests.agent_runtime.coins import play
 
 from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.channel_ends import ChannelEnds
+from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
@@ -21,7 +21,6 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes import coordinated
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
