@@ -47,7 +47,7 @@ from snapline.sim.scenario import (
     host_names,
 )
 from snapline.sim.search.fault_generators import FAULT_GENERATORS, MESSAGES_ENDLESS, MS, US, S, ScenarioDraw, Span
-from snapline.sim.workloads.registry import takes_inputs
+from snapline.sim.workloads.patterns import takes_inputs
 from snapline.sim.world.product_patches import LIMITS
 
 AGENTS_LEAST = 2

@@ -6,7 +6,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.sim.run import run
 from snapline.sim.scenario import ClientsPart, FleetPart, PatternPart, Scenario, TriggerPart
 from snapline.sim.workloads.booking import BookerState, Outcome, Service
-from snapline.sim.workloads.registry import make_workload
+from snapline.sim.workloads.patterns import make_workload
 
 KINDS = ("chandy-lamport", "koo-toueg", "uncoordinated", "nras")
 """One protocol of each kind."""

@@ -235,5 +235,5 @@ def test_a_fault_is_shown_by_its_word() -> None:
 
 
 def test_every_pattern_is_known_to_the_workloads() -> None:
-    registry = pytest.importorskip("snapline.sim.workloads.registry")
+    registry = pytest.importorskip("snapline.sim.workloads.patterns")
     assert set(PATTERN_NAMES) <= set(PATTERNS_KNOWN) == set(registry.PATTERNS)

@@ -23,7 +23,7 @@ from snapline.sim.scenario import (
     TriggerPart,
 )
 from snapline.sim.workloads import PATTERNS, make_workload
-from snapline.sim.workloads.registry import takes_inputs
+from snapline.sim.workloads.patterns import takes_inputs
 from snapline.sim.workloads.workload import Choose
 from snapline.sim.world.world import World
 
