@@ -34,6 +34,7 @@ import msgspec
 import numpy as np
 
 from snapline.agent_runtime.host.epoch_files import CHUNK_PACK_BYTES
+from snapline.storage.capture import decoder
 from snapline.storage.capture.arena import ArenaPool, map_memory
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.encoder import StateEncoder
@@ -46,7 +47,6 @@ from snapline.storage.disk.record import digest_of
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput
-from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
@@ -259,11 +259,11 @@ def restore(bench: Bench) -> None:
     image.release()
     checkpoint = epochs.store.read_checkpoint(manifest, "a")
     warm = memoryview(map_memory(bench.size_bytes))[: bench.size_bytes]
-    usual = vars(parts)["buffer_for"]
+    usual = vars(decoder)["buffer_for"]
     memory = {"warm": lambda part: warm, "fresh": usual}
 
     def read(kind: str) -> None:
-        vars(parts)["buffer_for"] = memory[kind]
+        vars(decoder)["buffer_for"] = memory[kind]
         contents = epochs.store.part_reader(manifest).read("a", checkpoint.parts)
         assert contents[0][-64:] == state.weights.data.cast("B")[-64:]
 
@@ -279,7 +279,7 @@ def restore(bench: Bench) -> None:
         copy = cpu_timed(memcpy)
         for name, call in calls.items():
             times[name].append((*copy, *cpu_timed(call)))
-    vars(parts)["buffer_for"] = usual
+    vars(decoder)["buffer_for"] = usual
     restore_rows(bench, times)
 
 

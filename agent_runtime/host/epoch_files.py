@@ -21,13 +21,13 @@ from snapline.errors import DamagedDataError, EncodingError
 from snapline.messages.host_messages import EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
-from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 

@@ -16,7 +16,7 @@ from snapline.agent_runtime.snapshots import reader as snapshots
 from snapline.agent_runtime.snapshots import snapshot_cut
 from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
 from snapline.storage.capture import describe, first_values, saved_values
-from snapline.storage.packs.parts import PartReader
+from snapline.storage.capture.decoder import PartReader
 
 Patch = pytest.MonkeyPatch
 Found = (AssertionError, pytest.fail.Exception)

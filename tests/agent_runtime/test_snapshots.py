@@ -19,10 +19,10 @@ import snapline
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.capture import describe
+from snapline.storage.capture.decoder import PartReader
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.packs.checkpoint import encode_checkpoint as encode
-from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

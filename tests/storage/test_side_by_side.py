@@ -13,10 +13,10 @@ from tests.storage.making import check_epoch_restores, seeded_bytes, write_epoch
 from tests.storage.making_chunks import check_chunked, commit_chunked, first_state
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.capture import decoder
 from snapline.storage.disk.local_disk import Disk, LocalDisk, parallel_map, requests_at_once
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.record import digest_of
-from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.store import Store
@@ -61,7 +61,7 @@ def test_ranges_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     commit_chunked(store, 1, state)
     manifest = store.read_manifest(store.read_ref(1))
     made = store.read_checkpoint(manifest, "a1")
-    monkeypatch.setattr(parts, "RUN_BYTES_MAX", 1)  # each chunk is a request
+    monkeypatch.setattr(decoder, "RUN_BYTES_MAX", 1)  # each chunk is a request
     disk.meets = "read"
     assert [bytes(x) for x in store.part_reader(manifest).read("a1", made.parts)] == [b"".join(state["a1"])]
 
@@ -135,7 +135,7 @@ def test_whatever_put_fails_nothing_is_visible_and_the_sweep_finds_it_all(
 
 
 def test_damage_in_any_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "RUN_BYTES_MAX", 1)
+    monkeypatch.setattr(decoder, "RUN_BYTES_MAX", 1)
     disk = MeetingDisk()
     store, state = store_on(disk), first_state()
     commit_chunked(store, 1, state)

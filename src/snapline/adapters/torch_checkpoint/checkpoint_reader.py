@@ -1,12 +1,14 @@
-"""Load checkpoints of `SnaplineWriter` on any number of ranks: each rank reads the parts that its plan names, from any writer.
+"""Format of a sharded checkpoint in the store, and its reader, which loads it on any number of ranks.
 
-Format of a sharded checkpoint in the store: an epoch whose agents are the job's ranks, and one more agent that describes the whole checkpoint.
+A checkpoint is an epoch whose agents are the job's ranks, and one more agent that describes the whole checkpoint:
 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
 Both states are plain MessagePack; parts are stored like those of any agent's state. This module uses no pickle. However, torch's planner passes
 non-tensor values as pickled bytes, and torch's planner loads them.
+
+Each rank reads the parts that its plan names, from any writer.
 """
 
 import dataclasses
@@ -31,13 +33,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from snapline.errors import EncodingError, StoreError, UsageError
+from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.tensors import make_tensor
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.values import PART_EXTENSION, ArrayHead
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, UsageError
+from snapline.storage.capture import decoder
+from snapline.storage.capture.decoder import PartReader
 from snapline.storage.disk import layout
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
@@ -16,12 +18,11 @@ from snapline.storage.log.record import LogBatch
 from snapline.storage.outputs.consumers import ConsumerPosition, read_consumers
 from snapline.storage.outputs.reader import OutputBatch, OutputReader
 from snapline.storage.outputs.record import Release
-from snapline.storage.packs import checkpoint_packs, parts
+from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.compaction import other_generations
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.packs.parts import PartReader
 from snapline.storage.retention import pins
 from snapline.storage.store import files, verify
 from snapline.storage.store.files import exists
@@ -346,7 +347,7 @@ class StoreReader:
 
     def _part_reader(self, manifest: Manifest, others: Callable[[], Iterable[PartReader]] = tuple) -> PartReader:
         path = f"the manifest of epoch {manifest.metadata.epoch}"
-        return parts.reader_of_manifest(
+        return decoder.reader_of_manifest(
             self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path, others=others
         )
 
