@@ -263,6 +263,9 @@ class ChandyLamportCore:
         return core
 
 
+# -- model ----------------------------------------------------------------------------------------------------------------
+
+
 class PlainModel(EpochModel):
     """Model of a fleet under plain Chandy-Lamport."""
 

@@ -29,6 +29,8 @@ import msgspec
 
 from snapline.sim.explorer.state_search import Interner, Memo
 
+# -- books ----------------------------------------------------------------------------------------------------------------
+
 ItemT = TypeVar("ItemT")
 
 Numbers = tuple[int, ...]
@@ -113,6 +115,8 @@ def describe_flow(
                 )
     return ""
 
+
+# -- all cuts -------------------------------------------------------------------------------------------------------------
 
 Column = tuple[AgentLedger, ...]
 Cut = tuple[int, ...]

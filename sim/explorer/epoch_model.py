@@ -385,6 +385,9 @@ class EpochModel(Model):
         return "" if is_done else f"{self.names[actor]} is stuck"
 
 
+# -- epoch stamps ---------------------------------------------------------------------------------------------------------
+
+
 class StampedModel(EpochModel):
     """Model of a fleet under the epoch-stamped protocol."""
 

@@ -67,6 +67,8 @@ from snapline.sim.explorer.state_search import (
     State,
 )
 
+# -- recovery code --------------------------------------------------------------------------------------------------------
+
 RENAMED_AGENTS_MAX = 4
 """Largest number of agents for which renaming saves time."""
 
@@ -201,6 +203,9 @@ class Recoveries:
         places = [line[name] for name in self._names]
         pairs = zip(places, columns, strict=True)
         return tuple(len(column) - 1 if place is None else place for place, column in pairs)
+
+
+# -- agents with logs -----------------------------------------------------------------------------------------------------
 
 
 class LoggedMessage(NamedTuple):
@@ -359,6 +364,8 @@ class LoggedModel(Model):
 def _waiting(node: LoggedNode) -> list[list[int]]:
     return [[message.number for message in messages] for messages in node.channels]
 
+
+# -- autonomous checkpoints -----------------------------------------------------------------------------------------------
 
 RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 

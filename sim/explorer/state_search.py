@@ -31,6 +31,8 @@ import msgspec
 
 from snapline.errors import SnaplineError, UsageError
 
+# -- interning ------------------------------------------------------------------------------------------------------------
+
 ValueT = TypeVar("ValueT", bound=Hashable)
 KeyT = TypeVar("KeyT", bound=Hashable)
 ResultT = TypeVar("ResultT")
@@ -104,6 +106,8 @@ class CoreMemo(Generic[CoreT]):
             memoised = self._results[image, key] = (self.enter(core), result)
         return memoised
 
+
+# -- search ---------------------------------------------------------------------------------------------------------------
 
 State = tuple[int, ...]
 
@@ -355,6 +359,8 @@ class Search:
             number = self._parents[number]
         return path[::-1]
 
+
+# -- bounds ---------------------------------------------------------------------------------------------------------------
 
 AGENTS_MAX = 6
 """Largest number of agents. Beyond it, not even the states of one send per agent fit into a machine's memory."""

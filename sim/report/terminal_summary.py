@@ -5,11 +5,10 @@ error are removed.
 """
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.diagrams.style import clean, shortened
-from snapline.sim.checking import exercised, kinds_of
 from snapline.sim.report.formatting import count, seconds, time_span
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import Scenario
@@ -65,6 +64,31 @@ def brief_summary(result: Result, scenario: Scenario) -> str:
     lines = [f"{result.verdict.upper()}  {result.name}, seed {result.seed}", f"ran      {size}"]
     lines += [f"met      {', '.join(events[:2])}; {events[2]}", f"checked  {'; '.join(checks)}"]
     return "".join([f"{shortened(clean(line), BRIEF_WIDTH)}\n" for line in lines])
+
+
+def exercised(result: Result) -> str:
+    """Return a line with the numbers of turns, epochs and recoveries, and the kinds of faults."""
+    counts = {
+        "turn": int(result.metrics.get("turns", 0)),
+        "epoch": int(result.metrics.get("epochs_complete", 0)),
+        "recovery": int(result.metrics.get("recoveries", 0)),
+    }
+    parts = [f"{number} {name if number == 1 else _plural(name)}" for name, number in counts.items()]
+    kinds = kinds_of(result.faults)
+    return f"exercised: {', '.join(parts)}; faults: {', '.join(kinds) or 'none'}"
+
+
+def _plural(name: str) -> str:
+    return "recoveries" if name == "recovery" else f"{name}s"
+
+
+def kinds_of(faults: Iterable[ExecutedFault]) -> list[str]:
+    """Return the kinds of faults that were carried out. A fault that waits at a failpoint never reached was not."""
+    return list(dict.fromkeys(_kind(fault) for fault in faults if "whoever" not in fault.text))
+
+
+def _kind(fault: ExecutedFault) -> str:
+    return fault.text.partition(" ")[0] if fault.kind == "failpoint" else fault.kind
 
 
 def _violation(violation: Violation) -> Iterator[str]:

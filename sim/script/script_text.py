@@ -25,6 +25,8 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.piggyback import decode, unpack_entries
 
+# -- blocks ---------------------------------------------------------------------------------------------------------------
+
 TRACE_FOLLOWS = "----"
 
 
@@ -107,6 +109,9 @@ def _read_command(number: int, line: str) -> ScriptCommand:
     return ScriptCommand(number, line.strip(), verb, words, options)
 
 
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
 class Verb(msgspec.Struct, frozen=True):
     """Verb of a command. In `usage`, words in capitals are placeholders, and parts in brackets are optional."""
 
@@ -145,6 +150,9 @@ def number_of(command: ScriptCommand, option: str) -> int:
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
     return int(value)
+
+
+# -- traces ---------------------------------------------------------------------------------------------------------------
 
 
 def format_call(name: str, *values: object, **fields: object) -> str:

@@ -41,6 +41,8 @@ from snapline.recovery.trace import (
 from snapline.recovery.trace_analysis import analyze
 from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, format_call
 
+# -- ground truth ---------------------------------------------------------------------------------------------------------
+
 RestartLine = dict[str, int | None]
 """Agent → checkpoint that it is rolled back to; None: it keeps its live state."""
 
@@ -157,6 +159,9 @@ def format_channels(messages: Collection[ScriptedMessage]) -> str:
     return ", ".join(f"{channel} {' '.join(names)}" for channel, names in sorted(channels.items())) or "nothing"
 
 
+# -- agents ---------------------------------------------------------------------------------------------------------------
+
+
 class ScriptedMarker(msgspec.Struct, frozen=True):
     """Marker on a channel. `last_number`: unused by plain Chandy-Lamport."""
 
@@ -209,6 +214,9 @@ class ScriptedAgent:
     def image(self, core: bytes = b"") -> Image:
         """Return a checkpoint of the current state."""
         return Image(tuple(self.state), dict(self.sent), dict(self.received), core)
+
+
+# -- protocol -------------------------------------------------------------------------------------------------------------
 
 
 class ScriptedProtocol(ABC):
@@ -275,6 +283,8 @@ class ScriptedProtocol(ABC):
     def validate(self) -> None:  # noqa: B027  # a hook
         """Call `validate` of every core that has it."""
 
+
+# -- fleet ----------------------------------------------------------------------------------------------------------------
 
 _Answer = TypeVar("_Answer")
 

@@ -40,6 +40,8 @@ from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, run_tasks
 from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task
 
+# -- statistics -----------------------------------------------------------------------------------------------------------
+
 RESAMPLES = 2_000
 """Number of resamples: enough for the ends of an interval to be stable to about 5 % of its width."""
 
@@ -186,6 +188,8 @@ def draws(count: int, seed: int = 0) -> list[list[int]]:
     random = stream_of(seed, "bootstrap").random
     return [[int(random() * count) for _ in range(count)] for _ in range(RESAMPLES)]
 
+
+# -- comparison -----------------------------------------------------------------------------------------------------------
 
 METRICS: Mapping[str, str] = {
     "overhead": "relative increase in duration over runs without checkpoints and failures",

@@ -38,6 +38,8 @@ from snapline.sim.search.compare import (
     with_percentiles,
 )
 
+# -- advice ---------------------------------------------------------------------------------------------------------------
+
 
 class PricedSetting(msgspec.Struct, frozen=True):
     """Cost of a protocol at one measured interval, in seconds per hour. `difference`: to the cheapest."""
@@ -248,6 +250,8 @@ def _trust(comparison: Comparison) -> str:
     sentence = f"Based on {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
     return f"{sentence}; {failed} of {runs} runs did not pass and are left out." if failed else f"{sentence}."
 
+
+# -- table and figure -----------------------------------------------------------------------------------------------------
 
 PANEL_WIDTH, PANEL_HEIGHT = 560, 180
 GAP, LEFT, TOP = 64, 72, 72

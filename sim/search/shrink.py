@@ -67,6 +67,8 @@ from snapline.sim.result import Result
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, StepsPart, format_scenario, parse_scenario
 from snapline.sim.search.worker import Runner, error_kind, load_runner, name_of
 
+# -- delta debugging ------------------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 
@@ -137,6 +139,8 @@ def doubling_steps(least: int, value: int) -> Iterator[int]:
         yield least + step
         step = max(1, step * 2)
 
+
+# -- simpler scenarios and choices ----------------------------------------------------------------------------------------
 
 MS = 10**6
 """One millisecond in nanoseconds; times are reduced in whole milliseconds."""
@@ -229,6 +233,8 @@ def with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) ->
     fault[index] = msgspec.structs.replace(part, **{part.kind: word})
     return msgspec.structs.replace(scenario, fault=fault)
 
+
+# -- the shrinker ---------------------------------------------------------------------------------------------------------
 
 OTHER_SEEDS = 4
 """Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then
@@ -682,6 +688,8 @@ def renumbered(record: Record, kept: Sequence[int]) -> Record:
 def _digest(scenario: Scenario, seed: int, chosen: Record | Sequence[str]) -> bytes:
     return blake2b(repr((scenario, seed, chosen)).encode(), digest_size=16).digest()
 
+
+# -- files of a shrunk bug ------------------------------------------------------------------------------------------------
 
 JOURNAL_MAX = 400
 """Maximum number of journal entries shown; a shrunk run usually has some tens."""

@@ -48,6 +48,8 @@ from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task, error_kind
 from snapline.sim.world.product_patches import LIMITS
 
+# -- drawn parts ----------------------------------------------------------------------------------------------------------
+
 BEYOND_BUDGET = "disk: stale-read"
 """Fault that is drawn but left out in all scenarios whose faults stay within the budget."""
 
@@ -150,6 +152,8 @@ def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
         if word.point in FAILPOINTS:
             yield "failpoints", [word.point]
 
+
+# -- sweep ----------------------------------------------------------------------------------------------------------------
 
 CHECKED_PER_MILLE = 50
 """Share of seeds that are run twice, per mille."""

@@ -35,7 +35,7 @@ from snapline.sim.faults.executor import (
     HangingCall,
 )
 from snapline.sim.world.host_streams import HostRun, ReplicaSession, SimSession, SimTransport
-from snapline.sim.world.kernel import PIECE, SimulatedCrash
+from snapline.sim.world.kernel import PIECE, SECOND_NS, SimulatedCrash
 from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handler_error, may_wait
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
@@ -91,8 +91,6 @@ class Workers:
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()
 
-
-SECOND_NS = 1_000_000_000
 
 Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]

@@ -107,6 +107,8 @@ class Journal:
         self.waypoints.append(self._digest.copy().hexdigest()[:16])
 
 
+# -- wall clocks ----------------------------------------------------------------------------------------------------------
+
 START_OF_TIME_NS = 1_700_000_000_000_000_000
 """Initial value of wall clocks."""
 
@@ -130,6 +132,8 @@ class Clocks:
         skew_ns, drift_ppm, since_ns = self._wrong[node]
         return START_OF_TIME_NS + now_ns + skew_ns + (now_ns - since_ns) * drift_ppm // 1_000_000
 
+
+# -- waits ----------------------------------------------------------------------------------------------------------------
 
 SECOND_NS = 1_000_000_000
 

@@ -20,6 +20,8 @@ import msgspec
 from snapline.storage.store import files
 from snapline.storage.store.manifest import Manifest, decode_manifest
 
+# -- patches --------------------------------------------------------------------------------------------------------------
+
 Patch = tuple[Any, str, Any]
 """Object, attribute, replacement."""
 
@@ -39,6 +41,8 @@ def patched(patches: Sequence[Patch]) -> Iterator[None]:
             else:
                 setattr(owner, attribute, original)
 
+
+# -- limits ---------------------------------------------------------------------------------------------------------------
 
 MS_NS = 1_000_000
 
@@ -216,6 +220,8 @@ def _owner(place: str) -> tuple[object, str]:
     module, _, constant = place.rpartition(".")
     return importlib.import_module(f"snapline.{module}"), constant
 
+
+# -- manifests ------------------------------------------------------------------------------------------------------------
 
 MANIFESTS_KEPT = 256
 """Number of cached manifests: more than a small fleet's store holds, and bounded for large ones."""

@@ -27,8 +27,10 @@ from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.host_streams import HostRun
-from snapline.sim.world.kernel import NotSimulatedError, VirtualLoop, Wait, drive
+from snapline.sim.world.kernel import SECOND_NS, NotSimulatedError, VirtualLoop, Wait, drive
 from snapline.sim.world.world_state import WorldState
+
+# -- stubs ----------------------------------------------------------------------------------------------------------------
 
 MS = 1_000_000
 
@@ -256,6 +258,8 @@ def _said(error: AssertionError) -> str:
     return f"{first} ({frame.filename}:{frame.lineno})"
 
 
+# -- steps ----------------------------------------------------------------------------------------------------------------
+
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """Duration of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
 
@@ -398,7 +402,7 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
         )
 
 
-SECOND_NS = 1_000_000_000
+# -- outside calls --------------------------------------------------------------------------------------------------------
 
 
 class SimOutside(TurnEnvironment):

@@ -19,7 +19,6 @@ from snapline.errors import FleetDefinitionError, UsageError
 from snapline.sim.checking import (
     DEFAULT_FAULTS,
     Subject,
-    exercised,
     reference_of,
     run_fleet,
     template_of,
@@ -28,6 +27,7 @@ from snapline.sim.checking import (
 )
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
+from snapline.sim.report.terminal_summary import exercised
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
