@@ -1,7 +1,7 @@
 """AutoGen core on snapline (docs/autogen.md): unchanged agents of AutoGen as agents of a fleet.
 
-A fleet's module imports `AutogenAgent` in snapline's environment. AutoGen runs in an environment of its own, where only `inside/`, `names.py` and
-`frames.py` are imported. A program there imports `SnaplineRuntime`.
+A fleet's module imports `AutogenAgent` in snapline's environment. AutoGen runs in an environment of its own, where only `inside/` and
+`pipe_protocol.py` are imported. A program there imports `SnaplineRuntime`.
 """
 
 from importlib import import_module
@@ -27,14 +27,14 @@ __all__ = [
 
 _LATER = {
     "AutogenAgent": "agents",
-    "AutogenAnswer": "messages",
+    "AutogenAnswer": "worker",
     "AutogenHandlerError": "agents",
-    "AutogenMessage": "messages",
+    "AutogenMessage": "worker",
     "AutogenState": "agents",
-    "KeptValue": "messages",
+    "KeptValue": "worker",
     "SnaplineRuntime": "inside.runtime",
-    "agent_name": "names",
-    "autogen_id": "names",
+    "agent_name": "pipe_protocol",
+    "autogen_id": "pipe_protocol",
 }
 """Name → module, imported on demand: AutoGen's environment does not contain snapline's dependencies."""
 

@@ -10,8 +10,6 @@ new state (`worker.py`).
 The turn is durable; each of its steps is the work of the process from one wait to the next. A handler that awaits no reply is one step: its messages
 and its state are atomic, as in a plain turn. For a handler that awaits replies, the turn's journal holds the replies received, and the handler is
 rerun with them.
-
-The fleet of one AutoGen program: turns of its agents run in the program itself.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Frames in the pipe between a host and AutoGen's process: a length, then JSON. Uses the standard library only, since both sides import it.
+"""Frames and ids in the pipe between a host and AutoGen's process. Uses the standard library only, since both sides of the pipe import it.
 
-Conversion between AutoGen ids and snapline ids. Uses the standard library only, since both sides of the pipe import it.
+A frame is a length, then JSON.
 
 An AutoGen id is a type and a key, `teller/north`; a snapline id is one word of letters, digits, `_`, `-` and dots. It becomes `teller..north`.
 Dots, and characters that a snapline id must not contain, are written as a dot and two hexadecimal digits for each of their bytes.

@@ -1,9 +1,9 @@
-"""The host's side of the pipe: starts AutoGen's process, and runs turns in it.
+"""The host's side of the pipe: starts AutoGen's process, and runs turns in it. Defines the messages of AutoGen agents.
+
+Messages between AutoGen agents are snapline messages. Agents and clients may send them.
 
 The process has no state that cannot be rebuilt, since the host owns states and messages. If it dies, it is restarted, and each turn that was open in
 it is begun again with the replies received before, in the same order. Messages that it had already sent are not sent again.
-
-Messages between AutoGen agents, as snapline messages. Agents and clients may send them.
 """
 
 import asyncio

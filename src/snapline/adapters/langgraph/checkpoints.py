@@ -1,12 +1,12 @@
-"""LangGraph's checkpoints and pending writes as entries of an object stream.
+"""LangGraph's checkpoints and pending writes as entries of an object stream, and their values as its objects.
 
-path (thread, namespace)                 name: id of a checkpoint        object: `CheckpointObject`
-path (thread, namespace, checkpoint)     name: <task>/<index>            object: `WriteObject`
+    path (thread, namespace)                 name: id of a checkpoint        object: `CheckpointObject`
+    path (thread, namespace, checkpoint)     name: <task>/<index>            object: `WriteObject`
 
-Values of channels as objects of a stream, so that a value or item that was saved before costs only a reference.
-
-The problem. LangGraph passes the whole value of a channel whenever any part of it has changed. Mostly that is a list that has grown by one
-item, and the same item was saved just before, as the write of the node that created it.
+Values
+------
+A value or item that was saved before costs only a reference. The problem: LangGraph passes the whole value of a channel whenever any part of it has
+changed. Mostly that is a list that has grown by one item, and the same item was saved just before, as the write of the node that created it.
 
 So a list is saved as its items, each an object of its own; small items are grouped by 64. A dict is saved as a list of alternating keys and values.
 The value itself is a *list record*: the items' digests, or the number of leading items taken from another record and the items that follow. A chain
@@ -19,10 +19,8 @@ other value is one object; a very small one is stored inline.
 Only LangGraph's serializer encodes and decodes values. It must encode equal values to equal bytes. A serializer that encrypts does not, so no
 object would be shared (encrypt the store instead).
 
-Most recently used values.
-
-Deletion of checkpoints, except those from which a remaining checkpoint is built.
-
+Deletion
+--------
 Checkpoints contain their values, so any of them may be deleted. The exception are graphs with a `DeltaChannel`: most of their checkpoints do not
 contain its value, which is built from the writes of ancestors up to the nearest one with a value. Those ancestors remain.
 """
@@ -91,8 +89,6 @@ RECENT_LISTS = 256
 
 INLINE, BLOB, LIST, DICT = range(4)
 
-_record_encoder = msgspec.msgpack.Encoder()
-
 
 class SavedValue(msgspec.Struct, frozen=True, gc=False):
     """A value in the stream, or, for kind `INLINE`, its type and bytes."""
@@ -128,6 +124,7 @@ class KnownList(msgspec.Struct, frozen=True, gc=False):
     digests: tuple[bytes, ...]
 
 
+_encoder = msgspec.msgpack.Encoder()
 _record_decoder = msgspec.msgpack.Decoder(ListRecord)
 
 
@@ -203,7 +200,7 @@ class ValueCodec:
             depth = base_list.record.depth + 1
             if base_list.record.run == run and shared > 1 and depth <= max(CHAIN_MIN, len(digests) // CHAIN_PART):
                 record, references = ListRecord(kind, run, depth, shared), (base.digest, *digests[shared:])
-        digest = change.add(_record_encoder.encode(record), references)
+        digest = change.add(_encoder.encode(record), references)
         self._lists.put(digest, KnownList(record, digests))
         return SavedValue(kind, digest)
 
@@ -311,7 +308,6 @@ class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
         return {"configurable": names}
 
 
-_encoder = msgspec.msgpack.Encoder()
 _checkpoint_decoder = msgspec.msgpack.Decoder(CheckpointObject)
 _write_decoder = msgspec.msgpack.Decoder(WriteObject)
 

@@ -1,14 +1,12 @@
 """Access of a graph's nodes to the turn that runs the graph.
 
 A node may use it anywhere, such as deep inside a tool or a model wrapper: the turn is in a context variable, which LangGraph propagates.
-The calls need no `await`, so plain nodes remain plain. The agent's handler awaits what takes time (`stepped_thread.py`), so it is in the
-turn's journal.
-
-A function in its own thread that alternates with its caller: exactly one of the two runs at any time.
+The calls need no `await`, so plain nodes remain plain. The agent's handler awaits what takes time, so it is in the turn's journal.
 
 The handler of a durable turn is a coroutine, which the runtime drives; a graph's nodes are plain functions, deep inside LangGraph's loop.
-So the graph runs in a thread. When a node needs to await something, it passes the awaitable to the handler and blocks until the handler
-has the result. The caller is blocked while the thread runs, so the handler is as deterministic as one without threads.
+So the graph runs in a thread of its own that alternates with the handler (`SteppedThread`). When a node needs to await something, it passes the
+awaitable to the handler and blocks until the handler has the result. The handler is blocked while the thread runs: exactly one of the two runs at any
+time, so the handler is as deterministic as one without threads.
 """
 
 import contextvars

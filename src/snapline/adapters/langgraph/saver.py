@@ -1,16 +1,15 @@
 """LangGraph's checkpointer on snapline's store: values that a step has not changed cost only a reference.
 
 A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph names in
-`new_versions`; all others are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object stream
-(`checkpoints.py`), values are its objects (`values.py`). Every change is atomic, and durable when the call returns.
+`new_versions`; all others are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object stream, values are its
+objects (`checkpoints.py`). Every change is atomic, and durable when the call returns.
 
-The async methods do the same in threads of the event loop's pool (`in_thread.py`).
+The async methods do the same in threads of the event loop's pool (`in_thread`).
 
-Detection of late writes, by runs whose checkpoints were deleted in the meantime: such writes are ignored.
-
-A run that was cancelled, or still runs in a thread, may save a checkpoint after its thread was deleted or pruned. The parent of such a checkpoint was
-deleted, or was ignored itself. A checkpoint without a parent begins a new run, or belongs to a thread that is being restored: it is saved.
-Only this process can have such runs, since one process at a time has the stream open. So everything here is in memory.
+`LateWrites` detects writes by runs whose checkpoints were deleted in the meantime; the saver ignores them. A run that was cancelled, or still runs in a
+thread, may save a checkpoint after its thread was deleted or pruned. The parent of such a checkpoint was deleted, or was ignored itself. A checkpoint
+without a parent begins a new run, or belongs to a thread that is being restored: it is saved. Only this process can have such runs, since one process
+at a time has the stream open. So late writes are detected in memory.
 """
 
 import contextlib

@@ -3,24 +3,21 @@
 Phases of a save:
 
     prepare_global_plan   the coordinating rank takes the next epoch's number, and the newest checkpoint as the base
-    write_data            all ranks concurrently write their packs, which are still unreferenced (`shards.py`)
+    write_data            all ranks concurrently write their packs, which are still unreferenced (`RankWriter`)
     finish                the coordinating rank, when all ranks have reported, reads every pack's index back, writes the manifest, and
                           publishes the epoch's ref. That is the commit point: a checkpoint is complete, or it does not exist
 
 Any or all ranks may be killed at any point. The last complete checkpoint is then the newest, and the next save by another process removes the
 incomplete data. Epoch numbers always increase above all numbers ever written, so none is used twice.
 
+A rank writes packs of chunks, as a host does for its agents. Each tensor or value is a part. Its chunks are deduplicated against the base epoch: first
+by hash, with what this process saved last at the same place of the same item; then by digest, with all chunks of the base, including other ranks'. So
+data that is unchanged or only moved costs a reference. Items are requested one by one, and written 32 MiB at a time. For a tensor on another device,
+memory holds only that much and the tensor itself.
+
 **Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is rejected. An
 object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There, incomplete data of
 killed saves is not removed, since it might belong to another job.
-
-Packs of chunks that one rank writes for one checkpoint, as a host does for its agents.
-
-Each tensor or value is a part. Its chunks are deduplicated against the base epoch: first by hash, with what this process saved last at the same
-place of the same item; then by digest, with all chunks of the base, including other ranks'. So data that is unchanged or only moved costs a
-reference.
-
-Items are requested one by one, and written 32 MiB at a time. For a tensor on another device, memory holds only that much and the tensor itself.
 """
 
 import contextlib

@@ -5,11 +5,9 @@ A program registers its agents and subscriptions as with AutoGen's own runtime:
     async def register(runtime: AgentRuntime) -> None:
         await Teller.register(runtime, "teller", lambda: Teller(100))
 
-Messages that an agent sends in a turn belong to the turn (`live_turn.py`). If hosts start the processes that run the program (`serve.py`), the
-runtime has no further task. If a program uses it in place of `SingleThreadedAgentRuntime`, the runtime has a fleet of its own (`home.py`),
-which receives the messages sent outside of turns.
-
-AutoGen's process: runs turns for the host that started it, and ends with the host.
+Messages that an agent sends in a turn belong to the turn (`live_turn.py`). If hosts start the processes that run the program (`serve_program`), the
+runtime has no further task: the process runs turns for the host that started it, and ends with the host. If a program uses it in place of
+`SingleThreadedAgentRuntime`, the runtime has a fleet of its own (`home.py`), which receives the messages sent outside of turns.
 """
 
 import asyncio

@@ -1,19 +1,12 @@
-"""Runs turns of the program's agents for a host. Input: state and message; output: messages sent, answer and new state.
+"""Turns of the program's agents, run for a host. Input: state and message; output: messages sent, answer and new state.
 
 The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for its next turn if that begins with the
-state with which the last turn ended here. Otherwise the factory creates a new object, which loads the state.
-
-Serve the requests of one host, frame by frame.
-
-Deterministic random numbers within a turn: a rerun handler draws the same values.
+state with which the last turn ended here. Otherwise the factory creates a new object, which loads the state. Registrations of factories,
+subscriptions, serializers and intervention handlers behave as in AutoGen's runtime, and raise the same classes of errors (`ProgramRegistry`).
 
 A handler that has awaited a reply is rerun after a failure, up to where it was waiting, and must make the same calls again. So `random` and
 `uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns they are unchanged; `numpy`, `secrets` and clocks are
 never changed.
-
-Registrations of a program: factories of agents, subscriptions, serializers, intervention handlers.
-
-They behave as in AutoGen's runtime, and raise the same classes of errors.
 """
 
 import asyncio
@@ -390,9 +383,6 @@ class TurnRunner:
         return await self._registry.responded(found, AgentId.from_str(begun["agent"]), sender)
 
 
-_Frame = dict[str, Any]
-
-
 async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Serve a host's requests until it disconnects. Turns of different agents run in parallel."""
     under_way: dict[str, asyncio.Task[None]] = {}
@@ -420,9 +410,9 @@ def _over(under_way: dict[str, asyncio.Task[None]], key: str, task: asyncio.Task
         del under_way[key]
 
 
-async def _answer(runner: TurnRunner, frame: _Frame, writer: asyncio.StreamWriter) -> None:
+async def _answer(runner: TurnRunner, frame: Frame, writer: asyncio.StreamWriter) -> None:
     if frame["do"] == "begin":
-        segment: _Frame | None = await runner.begin(frame)
+        segment: Frame | None = await runner.begin(frame)
     else:
         segment = await runner.go_on(frame)
     try:
