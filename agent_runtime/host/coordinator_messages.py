@@ -7,7 +7,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.blocked_agents import SHOWN_MAX, standing_agents
 from snapline.agent_runtime.host.core import HostCore
 from snapline.messages import host_messages as msg
-from snapline.messages.unreached_peers import UnreachedPeer
+from snapline.messages.host_messages import UnreachedPeer
 from snapline.protocols.policy import format_policy
 from snapline.storage.log.names import LogName
 

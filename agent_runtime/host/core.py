@@ -75,8 +75,8 @@ from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import Manual, Policy
 

@@ -60,6 +60,7 @@ from snapline.messages.host_messages import (
     Heartbeat,
     HostMessage,
     Join,
+    MayLeave,
     OpenTurn,
     Plan,
     PlanApplied,
@@ -67,7 +68,6 @@ from snapline.messages.host_messages import (
     TurnedAway,
     Welcome,
 )
-from snapline.messages.planned_ends import MayLeave
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.disk.record import finding_of
 from snapline.storage.store.store import Store

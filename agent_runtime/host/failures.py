@@ -21,8 +21,8 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
+from snapline.messages.host_messages import CAPTURE, TurnDeath
 from snapline.messages.payloads import CREATE, MARK
-from snapline.messages.turn_deaths import CAPTURE, TurnDeath
 from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage

@@ -44,7 +44,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
-from snapline.messages.planned_ends import Quiesce, Quiesced
+from snapline.messages.host_messages import Quiesce, Quiesced
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 _UNDONE = "it was done and undone in a history that the fleet has given up, and is done anew"

@@ -27,7 +27,7 @@ from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
 from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.sealed_journal import SealedRuns
 from snapline.storage.log.names import LogName

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable
 
 from snapline.agent_runtime.host.session import Session
-from snapline.messages.host_messages import Directive, EndEpoch
-from snapline.messages.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
+from snapline.messages.host_messages import SAME_SIGNAL_S, Directive, EndEpoch, MayLeave, WantLeave
 
 NO_COORDINATOR_S = 5.0
 """Longest wait for a stream to a coordinator: an election or a restart takes one or two seconds."""

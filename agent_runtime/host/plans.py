@@ -26,7 +26,7 @@ from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.planned_ends import Quiesce
+from snapline.messages.host_messages import Quiesce
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 

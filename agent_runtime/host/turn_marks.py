@@ -39,9 +39,8 @@ from snapline.agent_runtime.turn_environment import IN_THREAD
 from snapline.channels.child_processes import exit_if_child
 from snapline.errors import EncodingError
 from snapline.folders import make_private
-from snapline.messages.host_messages import Join
+from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Join, TurnDeath
 from snapline.messages.payloads import CREATE, read_creation, split_message, unwrapped
-from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 
 SLOTS = 64
 """Number of slots, including the file's head. Further threads are not marked; asyncio's own pool has 32 at most."""

@@ -119,14 +119,15 @@ from snapline.messages.host_messages import (
     PlanApplied,
     PlanRefused,
     ProbeRead,
+    Quiesced,
     ReserveAgents,
     RetireAgent,
     StopEvaluated,
     TurnSurvived,
     WantEpoch,
+    WantLeave,
     WantRollback,
 )
-from snapline.messages.planned_ends import Quiesced, WantLeave
 from snapline.messages.status import Concern
 
 TICK_NS = SECOND_NS // 10

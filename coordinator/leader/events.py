@@ -5,8 +5,7 @@ import msgspec
 from snapline.coordinator.state.fleet_records import ProposalOutcome
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.coordinator.state.operations import Kind
-from snapline.messages.host_messages import Directive, HostMessage, ReportedPack
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import Directive, HostMessage, ReportedPack, TurnDeath
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):

@@ -34,10 +34,17 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSes
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
-from snapline.messages.host_messages import EvaluateStop, Finish, StopEvaluated
-from snapline.messages.planned_ends import MayLeave, Quiesce, Quiesced, WantLeave
+from snapline.messages.host_messages import (
+    STOP_WHEN,
+    EvaluateStop,
+    Finish,
+    MayLeave,
+    Quiesce,
+    Quiesced,
+    StopEvaluated,
+    WantLeave,
+)
 from snapline.messages.status import Concern
-from snapline.messages.turn_deaths import STOP_WHEN
 
 QUIESCE_NS = 30 * SECOND_NS
 """Longest wait for running effects: the longest duration of a call without `timeout_s`. Effects that run longer are in doubt after

@@ -12,7 +12,7 @@ from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.planned_ends import SAME_SIGNAL_S
+from snapline.messages.host_messages import SAME_SIGNAL_S
 
 LOOK_S = 0.05
 """Interval of checks whether the epoch is complete, which takes some tens of milliseconds."""

@@ -63,10 +63,9 @@ from snapline.messages.answers import (
 )
 from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
 from snapline.messages.documents import document
-from snapline.messages.host_messages import Join, Leave, TurnedAway
+from snapline.messages.host_messages import Join, Leave, TurnDeath, TurnedAway
 from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
-from snapline.messages.turn_deaths import TurnDeath
 from snapline.messages.wire import encode_directive, reader_of, recovery_line_replies, snapshots_replies, writer_of
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb

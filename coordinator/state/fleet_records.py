@@ -10,8 +10,7 @@ import msgspec
 
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import PlaceRule
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.protocols.names import is_logged
 
 ENDS_KEPT = 256

@@ -56,7 +56,7 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_agent_size,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import TurnDeath
 from snapline.security.rpc_authorization import ALLOWED, USER_ROLES
 from snapline.security.rpc_authorization import REFUSED as REFUSED_CALL
 

@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.errors import LogError, ProtocolError, UsageError
-from snapline.messages.host_messages import PlaceRule
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.messages.wire import OneofCodec
 from snapline.protos.v1 import operation_pb2
 

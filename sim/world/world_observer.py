@@ -39,9 +39,8 @@ from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, Operation
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import NotFoundError, SnaplineError
 from snapline.messages.client_requests import ACCEPTED, REPEATED, InputOutcome
-from snapline.messages.host_messages import CheckpointsStored, HostMessage
+from snapline.messages.host_messages import CheckpointsStored, HostMessage, TurnDeath
 from snapline.messages.status import Standing
-from snapline.messages.turn_deaths import TurnDeath
 from snapline.protocols.names import is_autonomous, is_logged
 from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.world.recording import EpochSpan

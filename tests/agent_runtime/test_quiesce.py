@@ -7,8 +7,8 @@ from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 
 HOLD = ends.Quiesce(7, holds_effects=True)
 GO_ON = ends.Quiesce(8)

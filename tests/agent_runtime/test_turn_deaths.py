@@ -16,7 +16,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import RETRY
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import TurnDeath
 from snapline.storage.packs.checkpoint import SavedTurn
 
 SENTENCE = "3 processes died while agent a handled Go from z"

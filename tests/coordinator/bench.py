@@ -14,8 +14,8 @@ from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObser
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 
 MS = 1_000_000
 SECOND = 1_000 * MS

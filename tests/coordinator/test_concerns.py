@@ -7,8 +7,8 @@ from tests.coordinator.bench import SECOND, Bench
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.messages import host_messages as msg
+from snapline.messages.host_messages import TurnDeath
 from snapline.messages.status import KINDS, Concern, remedy_of
-from snapline.messages.turn_deaths import TurnDeath
 
 STANDS = msg.StandingAgent("a0", "turn", "DivergenceError: entry 1 is another", 7 * SECOND)
 

@@ -8,8 +8,8 @@ from tests.coordinator.logged_world import LoggedHost, LoggedWorld
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 
 HOSTS = ("h1", "h2")
 

@@ -7,8 +7,8 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 
 HOSTS = ("h1", "h2")
 

@@ -8,8 +8,8 @@ from snapline.coordinator.leader.hosts.partitions import CUT_NS, STANDBY_NS
 from snapline.coordinator.leader.recovery_plans import ANSWER_NS
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
+from snapline.messages.host_messages import UnreachedPeer
 from snapline.messages.status import Concern
-from snapline.messages.unreached_peers import UnreachedPeer
 
 THREE_TIMEOUTS_S = 3 * CUT_NS / SECOND
 

@@ -8,8 +8,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operation_rules import DEATHS_KEPT
-from snapline.messages.host_messages import Plan, TurnSurvived
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import Plan, TurnDeath, TurnSurvived
 
 
 def death(agent: str = "a0", digest: bytes = b"go", *, is_beside: bool = False, limit: int = 2) -> TurnDeath:

@@ -29,8 +29,8 @@ from snapline.coordinator.state.fleet_records import (
     Unknown,
 )
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
-from snapline.messages import planned_ends as ends
 
 MS = 1_000_000
 SECOND = 1_000 * MS

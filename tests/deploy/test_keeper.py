@@ -36,7 +36,7 @@ from snapline.deploy.supervisor import (
     SupervisorEvent,
     restart_pause_s,
 )
-from snapline.messages.turn_deaths import STOP_WHEN, TurnDeath
+from snapline.messages.host_messages import STOP_WHEN, TurnDeath
 
 KILLED = Exit(-9, "SIGKILL", log="h.log")
 CRASHED = Exit(1, "exit code 1", "no disk left", "h.log")

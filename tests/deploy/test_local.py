@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from snapline.deploy import running_fleet as launched
@@ -16,7 +17,6 @@ from snapline.deploy import supervisor as keeper
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.launching import SnaplineCommands
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
-from snapline.deploy.running_fleet import HostReading
 from snapline.errors import (
     CoordinatorUnavailableError,
     ExternalFailureError,
@@ -24,40 +24,25 @@ from snapline.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from snapline.messages.concerns import Concern
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import TurnDeath
+from snapline.messages.status import FleetStatus, StoreStatus
 
 LIMIT_S = 20.0
 
 
-@dataclass
-class StoreStatus:
-    state: str = "ok"
-    reason: str = ""
-
-
-@dataclass
-class Status:
-    phase: str = "running"
-    reason: str = ""
-    last_complete_epoch: int = 0
-    epochs_completed: int = 0
-    hosts: tuple[HostReading, ...] = ()
-    leader: str = "c2"
-    store: StoreStatus = field(default_factory=StoreStatus)
-    concerns: tuple[Concern, ...] = ()
+RUNNING = FleetStatus(phase="running", leader="c2", store=StoreStatus(state="ok"))
 
 
 @dataclass
 class StubClient:
     """Answers as the coordinator would; `is_up = False` plays an unreachable one."""
 
-    answer: Status = field(default_factory=Status)
+    answer: FleetStatus = RUNNING
     is_up: bool = True
     exits: list[tuple[str, str, str]] = field(default_factory=list)
     is_closed: bool = False
 
-    async def status(self, *, unconfirmed: bool = False) -> Status:
+    async def status(self, *, unconfirmed: bool = False) -> FleetStatus:
         self._check()
         return self.answer
 
@@ -194,7 +179,7 @@ async def test_with_move_a_dead_host_is_reported_and_stays_away(world: World) ->
 
 
 async def test_with_move_the_fleet_fails_when_the_last_host_has_died(world: World) -> None:
-    world.client.answer.last_complete_epoch = 4
+    world.client.answer = msgspec.structs.replace(RUNNING, last_complete_epoch=4)
     fleet = await world.make(on_failure="move")
     await all_up(fleet)
     await asyncio.sleep(2 * launched.POLL_S)
@@ -207,7 +192,7 @@ async def test_a_host_that_was_started_wrongly_ends_a_fleet_that_has_ended_alrea
     """Its folder belongs to another fleet, which stopped as it should: that is no success of this one."""
     world.commands.code["h2"] = "import sys, time; time.sleep(.5); print('snapline: another fleet'); sys.exit(2)"
     world.commands.code["h1"] = "import time; time.sleep(.5)"
-    world.client.answer = Status(phase="finished", reason="done")
+    world.client.answer = FleetStatus(phase="finished", reason="done")
     fleet = await world.make()
     with pytest.raises(UsageError, match=r"^another fleet$"):
         await fleet.wait(LIMIT_S)
@@ -364,7 +349,8 @@ async def test_it_ends_with_the_fleet_and_starts_no_host_again(
     world.client.is_up = False
     fleet = await world.make()
     await all_up(fleet)
-    world.client.is_up, world.client.answer = True, Status(phase, "because", 7)
+    world.client.is_up = True
+    world.client.answer = FleetStatus(phase=phase, reason="because", last_complete_epoch=7)
     assert await fleet.wait(LIMIT_S) == Ending(outcome=outcome, reason="because", epoch=7)  # type: ignore[arg-type]  # parameter
     await asyncio.sleep(3 * keeper.RESTART_PAUSE_S)
     assert (world.commands.count("h1"), world.commands.count("h2")) == (1, 1)

@@ -29,9 +29,8 @@ from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, 
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, LEFT, HostRecord
-from snapline.messages.host_messages import Leave, PeerSuspected, TurnedAway
+from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Leave, PeerSuspected, TurnDeath, TurnedAway
 from snapline.messages.status import Concern
-from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 
 BROKEN_NS = 1 * SECOND_NS
 """Time for a broken stream to be reopened: a living host needs 50 to 500 ms."""

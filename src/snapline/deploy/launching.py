@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER, marks_of
-from snapline.messages.turn_deaths import TurnDeath
+from snapline.messages.host_messages import TurnDeath
 
 Kind = Literal["coordinator", "host"]
 

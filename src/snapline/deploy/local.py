@@ -18,8 +18,8 @@ from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, Launc
 from snapline.deploy.starting import environment_of
 from snapline.deploy.supervisor import Ending, OnFailure
 from snapline.folders import make_private
+from snapline.messages.host_messages import TurnDeath
 from snapline.messages.status import FleetStatus
-from snapline.messages.turn_deaths import TurnDeath
 
 __all__ = ["Ending", "LocalFleet", "LocalLauncher", "OnFailure"]
 

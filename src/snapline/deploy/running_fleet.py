@@ -55,8 +55,8 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.ids import check_id
+from snapline.messages.host_messages import TurnDeath
 from snapline.messages.status import FleetStatus
-from snapline.messages.turn_deaths import TurnDeath
 
 
 class CoordinatorReader(Protocol):

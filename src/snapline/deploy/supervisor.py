@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.deploy.launching import Exit
 from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
-from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
+from snapline.messages.host_messages import CAPTURE, STOP_WHEN, TurnDeath
 
 Outcome = Literal["stopped", "failed"]
 

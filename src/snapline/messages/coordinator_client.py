@@ -38,9 +38,9 @@ from snapline.messages.answers import (
     RestoreReply,
 )
 from snapline.messages.documents import document_of
+from snapline.messages.host_messages import TurnDeath
 from snapline.messages.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, SnapshotOutcome
-from snapline.messages.turn_deaths import TurnDeath
 from snapline.messages.users import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.messages.wire import decode_reply, encode_request, path_of
 from snapline.security.rpc_authorization import ERROR_KEY

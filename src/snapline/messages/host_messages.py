@@ -1,12 +1,57 @@
 """Messages between hosts and the coordinator, as structs. The comments in `coordinator.proto` explain the fields.
 
 The codec maps structs and fields by name, so their names are those of `coordinator.proto`.
+
+Hosts that a host reports as unreached in its heartbeats.
+
+Turns during which a host's process died: as hosts, launchers and the coordinator report them to each other.
+
+Messages between the coordinator and hosts before a planned end or move of the fleet, a host or agents; see also `host_messages.py`.
 """
 
 import msgspec
 
-from snapline.messages.turn_deaths import TurnDeath
-from snapline.messages.unreached_peers import UnreachedPeer
+
+class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
+    """Peer host of the plan, and how long there has been no link to it. `is_waited`: a message or request waits for the link."""
+
+    host: str
+    host_start: int
+    elapsed_ns: int
+    is_waited: bool
+
+
+CAPTURE, STOP_WHEN = "capture", "stop_when"
+"""Names of special turns: an agent's state is captured; the fleet's predicate is evaluated, which belongs to no agent."""
+
+
+class TurnDeath(msgspec.Struct, frozen=True, gc=False):
+    """A turn during which a host's process died; `times`: number of such deaths, in plans.
+
+    `limit`: number of deaths tolerated. `is_beside`: the turn ran in a thread, next to the event loop.
+    """
+
+    agent: str
+    what: str
+    sender: str
+    type: str
+    digest: bytes
+    limit: int = 0
+    is_beside: bool = False
+    times: int = 0
+
+    def describe(self) -> str:
+        """Return a readable description of what the process did."""
+        if self.what == STOP_WHEN:
+            return "stop_when was asked"
+        if self.what == CAPTURE:
+            return f"the state of agent {self.agent} was saved"
+        of = f"{self.type} from {self.sender}" if self.type else f'"{self.what}"'
+        return f"agent {self.agent} handled {of}"
+
+    def sentence(self) -> str:
+        """Return a readable sentence with the number of deaths."""
+        return f"{self.times} process{'es' * (self.times > 1)} died while {self.describe()}"
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
@@ -534,3 +579,33 @@ class ReportNumbers(Directive, frozen=True, gc=False):
 
     request: int
     plan: int
+
+
+SAME_SIGNAL_S = 0.2
+"""Two signals to a process within this time count as one stop: a terminal or batch system and the launcher pass on the same signal."""
+
+
+class Quiesce(Directive, frozen=True, gc=False):
+    """Hold back inputs of clients, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are held."""
+
+    number: int
+    holds_inputs: bool = False
+    holds_effects: bool = False
+
+
+class Quiesced(HostMessage, frozen=True, gc=False):
+    """Effects held: no effect call is running on this host, and none will start until the hold of this number ends."""
+
+    number: int
+
+
+class WantLeave(HostMessage, frozen=True, gc=False):
+    """The host wants to stop: it waits for a snapshot that holds what its agents have done."""
+
+    reason: str = ""
+
+
+class MayLeave(Directive, frozen=True, gc=False):
+    """Epoch `epoch` holds what the host's agents had done when the host sent WantLeave."""
+
+    epoch: int
