@@ -24,6 +24,7 @@ from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, An
 from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.errors import AgentMissingError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
+from snapline.messages.answers import Rows, document
 from snapline.messages.client_requests import (
     DESCRIPTION,
     EFFECTS,
@@ -39,7 +40,6 @@ from snapline.messages.client_requests import (
     WaitingAgents,
 )
 from snapline.messages.client_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
-from snapline.messages.documents import Rows, document
 from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.payloads import describe_payload
 from snapline.security.rpc_authorization import ERROR_KEY, Context

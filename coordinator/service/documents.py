@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import DamagedDataError
-from snapline.messages.answers import SnapshotList, StoreVerification
-from snapline.messages.documents import Rows, document
+from snapline.messages.answers import Rows, SnapshotList, StoreVerification, document
 from snapline.messages.payloads import describe_payload
 from snapline.messages.status import ForkedFrom
 from snapline.storage.capture.describe import plain

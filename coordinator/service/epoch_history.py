@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from snapline.coordinator.state.fleet_records import EpochEnd, PartTimes
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.documents import Rows, document
+from snapline.messages.answers import Rows, document
 
 NS, DIGITS = 1e9, 6
 

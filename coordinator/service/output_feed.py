@@ -15,7 +15,7 @@ from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import CoordinatorUnavailableError, NotFoundError
-from snapline.messages.outputs import (
+from snapline.messages.answers import (
     Consumer,
     ReadConsumersReply,
     ReadOutputsReply,

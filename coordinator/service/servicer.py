@@ -55,16 +55,17 @@ from snapline.errors import (
 from snapline.messages.answers import (
     Document,
     LocateReply,
+    ReadConsumersReply,
+    ReadOutputsReply,
     RecoveryHistoryReply,
     RecoveryLineReply,
     RestorePreview,
     RestoreReply,
     SnapshotsReply,
+    document,
 )
 from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
-from snapline.messages.documents import document
 from snapline.messages.host_messages import Join, Leave, TurnDeath, TurnedAway
-from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
 from snapline.messages.wire import encode_directive, reader_of, recovery_line_replies, snapshots_replies, writer_of
 from snapline.protocols.names import PROTOCOLS, mode_of

@@ -20,7 +20,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, bearer_of
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
-from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
+from snapline.messages.answers import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
 from snapline.security.rpc_authorization import ALLOWED, FAILED, REFUSED, RPC_RULES, USER_ROLES, Caller
 from snapline.security.transport import Identity, Security
 

@@ -5,7 +5,7 @@ from google.protobuf.message import Message
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.users import FleetUsers
 from snapline.errors import UsageError
-from snapline.messages.users import ReadAuditReply, ReadTokensReply
+from snapline.messages.answers import ReadAuditReply, ReadTokensReply
 from snapline.messages.wire import writer_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc

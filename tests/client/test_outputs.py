@@ -33,8 +33,8 @@ from snapline.errors import (
     StoreError,
     UsageError,
 )
+from snapline.messages.answers import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.coordinator_client import LEADER_KEY
-from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.wire import writer_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security.rpc_authorization import ERROR_KEY, Context

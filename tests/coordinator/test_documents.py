@@ -11,7 +11,7 @@ from snapline.coordinator.service.documents import decode_payload, list_snapshot
 from snapline.coordinator.service.fleet_answers import coordinated_line, history, located, located_all
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
-from snapline.messages.documents import document_of
+from snapline.messages.answers import document_of
 from snapline.messages.payloads import CALL, CREATE, REPLY
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line

@@ -17,7 +17,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.modes.checkpoint_ledger import ADDED, Ledger
 from snapline.coordinator.service.fleet_answers import autonomous_line, autonomous_lines, single_failures
 from snapline.messages import host_messages as msg
-from snapline.messages.documents import document_of
+from snapline.messages.answers import document_of
 
 PROTOCOLS = ("uncoordinated", "bcs", "koo-toueg")
 

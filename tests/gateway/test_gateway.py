@@ -34,7 +34,8 @@ from snapline.gateway.app import (
     problem_of,
 )
 from snapline.gateway.http_server import check_exposure
-from snapline.messages.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
+from snapline.messages.answers import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
+from snapline.messages.status import FleetStatus
 
 TOKEN = "a token that nobody guesses"
 HERE = "http://127.0.0.1:8080"
@@ -278,10 +279,10 @@ async def test_health_asks_the_coordinator_once_a_second() -> None:
     class Standing(Client):
         def __init__(self) -> None: ...
 
-        async def status(self) -> dict[str, object]:
+        async def status(self) -> FleetStatus:
             asked.append(1)
             await asyncio.sleep(0.01)
-            return {"phase": "running"}
+            return FleetStatus(phase="running")
 
     async with gateway(Standing(), TOKEN) as http:
         found = await asyncio.gather(*[http.get("/health") for _ in range(20)])

@@ -15,8 +15,8 @@ from snapline.messages.answers import (
     RecoveryLineReply,
     SnapshotList,
     StoreVerification,
+    document_of,
 )
-from snapline.messages.documents import document_of
 from snapline.messages.host_messages import OpenTurn
 from snapline.messages.status import (
     Concern,

@@ -7,15 +7,15 @@ import msgspec
 
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UsageError
-from snapline.messages.answers import LocatedAgent
-from snapline.messages.client_requests import AgentState, RecentTrace
-from snapline.messages.outputs import (
+from snapline.messages.answers import (
     Consumer,
+    LocatedAgent,
     ReadConsumersReply,
     ReadOutputsReply,
     ReleasedOutput,
     ReleasedOutputs,
 )
+from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus, Standing
 from snapline.storage.outputs.names import Cursor, parse_cursor
 

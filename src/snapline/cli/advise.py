@@ -114,7 +114,7 @@ def _document(
     import msgspec
 
     from snapline.cli.sim_sweeps import finite
-    from snapline.messages.documents import document
+    from snapline.messages.answers import document
 
     interval = after.interval
     facts = {

@@ -216,7 +216,7 @@ Snapshot = Annotated[
 @command
 def list_agents(connection: Connection, display: Display) -> None:
     """List the agents that take turns, and where each of them lives."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     reply = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))

@@ -19,7 +19,7 @@ from snapline.errors import UsageError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
-    from snapline.messages.users import RecordedCall, TokenStatus
+    from snapline.messages.answers import RecordedCall, TokenStatus
     from snapline.security.certificates import Issued
 
 

@@ -194,7 +194,7 @@ def _certificate(connection: Connection) -> Iterator[DoctorFinding]:
 
 
 def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     try:
         status = document_of(connection.ask(lambda client: client.status(connection.timeout)))

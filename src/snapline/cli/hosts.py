@@ -187,7 +187,7 @@ def list_hosts(connection: Connection, display: Display) -> None:
 @command
 def describe(connection: Connection, display: Display, host: HostId) -> None:
     """Show how a host stands, and which agents live there."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     name = check_id(host, "host")
     rows = [row for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
@@ -281,7 +281,7 @@ def forget(
 
 def _host_list(connection: Connection) -> Document:
     """Return the hosts, and the concerns about them."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
     concerns = [row for row in rows_of(status, "concerns") if row.get("hosts")]

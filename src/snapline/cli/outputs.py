@@ -86,7 +86,7 @@ def tail(
 @command
 def list_consumers(connection: Connection, display: Display) -> None:
     """List the named readers, and how far each has come. What one of them has not had is kept for it, a week at most."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.read_consumers(connection.timeout))
     display.printer().result(document_of(reply), _show_consumers)

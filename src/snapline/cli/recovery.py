@@ -83,7 +83,7 @@ def restore(
     On a terminal it shows what that is and asks; elsewhere it needs --yes. Later snapshots are void from then on, and no recovery
     uses them. What was done outside stays done.
     """
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     if not (yes or dry_run or (sys.stdin.isatty() and sys.stdout.isatty())):
         raise UsageError("this takes the whole fleet back: look with --dry-run, then give --yes")

@@ -143,7 +143,7 @@ class Source(Connection):
 @command
 def create(connection: Connection, display: Display) -> None:
     """Take a snapshot of the running fleet now."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
     result = document_of(reply)
@@ -392,7 +392,7 @@ CATALOGS_MAX = 100
 def list_stored(location: str) -> dict[str, object]:
     """List all snapshots, oldest first; an unreadable snapshot has the reason under `damage`."""
     from snapline.coordinator.service import documents
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
     from snapline.storage.store.store import Store
 
     store = Store.open(location)
@@ -433,7 +433,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
 def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
     """Compare every byte of the store, or of one snapshot, with its digest."""
     from snapline.coordinator.service.documents import verification, verify
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
     from snapline.storage.store.store import Store
     from snapline.storage.store.verify import verify_location
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from snapline.client.client import Client
+    from snapline.messages.status import FleetStatus
 
 
 WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
@@ -30,10 +32,10 @@ WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
     """Show phase, hosts and epochs of the fleet."""
-    from snapline.messages.documents import document_of
+    from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
-    display.printer().result(document_of(reply), _show)
+    display.printer().result(document_of(reply), partial(_show, reply))
 
 
 def _store_line(result: Document) -> str:
@@ -50,19 +52,15 @@ def _store_line(result: Document) -> str:
     return f"{line}{wait}, {store.get('skipped')} skipped: {place}"
 
 
-def _losses(result: Document) -> Document:
+def _losses(status: "FleetStatus") -> Document:
     """Return the work at risk, recovery times and interval cost, each in one line."""
-    import msgspec
-
     from snapline.view.display_text import describe_interval, describe_recoveries, describe_work_at_risk
-    from snapline.view.facts import FleetFacts
 
-    facts = msgspec.convert({"fleet": "", **result}, FleetFacts)
     return {
         "loss": "",
-        "at_risk": describe_work_at_risk(facts),
-        "recoveries": describe_recoveries(facts.loss),
-        "interval": describe_interval(facts.interval),
+        "at_risk": describe_work_at_risk(status),
+        "recoveries": describe_recoveries(status.loss),
+        "interval": describe_interval(status.interval),
     }
 
 
@@ -75,13 +73,13 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentT
     tables.table(headings, [[row.get(name) for name in names] for row in hosts])
 
 
-def _show(result: Document, tables: DocumentTables) -> None:
+def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> None:
     hosts = rows_of(result, "hosts")
     fields = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
     fork = result.get("fork")
     if isinstance(fork, Mapping):
         fields["fork"] = describe(fork)
-    tables.fields({**fields, "store": _store_line(result), **_losses(result)}.items())
+    tables.fields({**fields, "store": _store_line(result), **_losses(status)}.items())
     for line in concern_lines(result):
         tables.line(f"! {line}")
     if not hosts:

@@ -38,11 +38,10 @@ from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import InputsError, SnaplineError, UsageError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO
-from snapline.messages.answers import LocatedAgent
+from snapline.messages.answers import LocatedAgent, document, document_of
 from snapline.messages.client_requests import DESCRIPTION, LIVE, STATE, AgentState, GivenInput, Question
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, retry_until_available
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.messages.documents import document, document_of
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.status import FleetStatus
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security

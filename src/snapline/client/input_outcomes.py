@@ -29,8 +29,8 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.ids import check_id
+from snapline.messages.answers import document_of
 from snapline.messages.client_requests import KEY_CHARACTERS_MAX, AskOutcome, GivenInput
-from snapline.messages.documents import document_of
 from snapline.messages.status import SnapshotOutcome
 
 

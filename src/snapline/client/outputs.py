@@ -15,8 +15,8 @@ from snapline.agent_runtime.message_encoding import MessageReader, Output, Outpu
 from snapline.client.input_outcomes import check_timeout
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
+from snapline.messages.answers import ReadOutputsReply, ReleasedOutputs
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
-from snapline.messages.outputs import ReadOutputsReply, ReleasedOutputs
 from snapline.messages.payloads import split_message
 from snapline.storage.outputs.names import parse_cursor
 

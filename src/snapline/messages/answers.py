@@ -1,10 +1,20 @@
-"""Coordinator answers to tools that hold more than a status; names are those of `coordinator.proto`."""
+"""Coordinator answers to tools that hold more than a status; names are those of `coordinator.proto`.
+
+Messages about outputs that agents have released, and about their consumers; names are those of `coordinator.proto`.
+
+Replies to tools and hosts about users: their tokens, and the audit log of their calls.
+
+JSON documents that tools print for an answer. Their names and order are a contract with readers of `-o json`.
+"""
+
+from collections.abc import Iterable
 
 import msgspec
 
-from snapline.messages.status import ForkedFrom
+from snapline.messages.status import FleetStatus, ForkedFrom, SnapshotOutcome
 from snapline.storage.disk.record import Finding
 from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.timestamps import instant
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):
@@ -290,3 +300,262 @@ Answer = (
     | LeaderTransferred
     | Document
 )
+
+
+class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
+    """Released output; `payload`: as `encode_message` gives it; `cursor`: position to read on after it; `emitted_ns`: wall-clock time."""
+
+    agent: str
+    number: int
+    topic: str
+    payload: bytes
+    emitted_ns: int
+    cursor: str
+
+
+class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
+    """Outputs of epochs above `after` are reverted; `epochs`: those epochs, as far as their files still exist."""
+
+    after: int
+    epochs: tuple[int, ...]
+    cursor: str
+
+
+class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
+    """Outputs of one epoch, or of a part of it. Reverted outputs come before them."""
+
+    epoch: int
+    undone: UndoneOutputs | None
+    outputs: tuple[ReleasedOutput, ...]
+
+
+class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
+    """Outputs after a cursor.
+
+    Attributes:
+        releases: released outputs in order; empty: nothing was released in time.
+        cursor: position to read on after; beyond the last output if those that follow have other topics.
+        is_over: the fleet has ended, and no output follows.
+    """
+
+    releases: tuple[ReleasedOutputs, ...]
+    cursor: str
+    is_over: bool = False
+
+
+class Consumer(msgspec.Struct, frozen=True, gc=False):
+    """Position of a named consumer (empty: nothing consumed), and the wall-clock time of its last acknowledgement."""
+
+    name: str
+    cursor: str
+    acknowledged_ns: int
+
+
+class ReadConsumersReply(msgspec.Struct, frozen=True, gc=False):
+    """All named consumers, sorted by name."""
+
+    consumers: tuple[Consumer, ...]
+
+
+class MoveConsumerReply(msgspec.Struct, frozen=True, gc=False):
+    """New position of the consumer."""
+
+    cursor: str
+
+
+class ForgetConsumerReply(msgspec.Struct, frozen=True, gc=False):
+    """Acknowledgement: the consumer is forgotten."""
+
+
+class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """Expiry of the token, by the leader's clock."""
+
+    expires_ns: int
+
+
+class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """Acknowledgement: the token is revoked."""
+
+
+class TokenStatus(msgspec.Struct, frozen=True, gc=False):
+    """Token without its digest."""
+
+    name: str
+    role: str
+    made_ns: int
+    expires_ns: int
+    is_expired: bool
+
+
+class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
+    """All tokens, in the order of their creation."""
+
+    tokens: tuple[TokenStatus, ...]
+
+
+class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """Bearer of the token; both empty if it is not valid."""
+
+    name: str
+    role: str
+
+
+class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
+    """Acknowledgement: the call is recorded."""
+
+
+class RecordedCall(msgspec.Struct, frozen=True, gc=False):
+    """A user's call that changed state, as in `fleet_records.CallRecord`."""
+
+    number: int
+    made_ns: int
+    name: str
+    role: str
+    is_borne: bool
+    at: str
+    call: str
+    about: str
+    outcome: str
+
+
+class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
+    """The last calls, oldest first; `dropped`: number of calls before or between them that are no longer stored."""
+
+    calls: tuple[RecordedCall, ...]
+    dropped: int
+
+
+Rows = dict[str, object]
+
+
+def document(kind: str, **fields: object) -> Rows:
+    """Return a document with the two fields common to all."""
+    return {"apiVersion": "snapline/v1", "kind": kind, **fields}
+
+
+def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:
+    """Return the document that shows `answer`."""
+    match answer:
+        case Document():
+            return msgspec.json.decode(answer.json, type=dict[str, object])
+        case FleetStatus():
+            return _status(answer)
+        case SnapshotOutcome():
+            is_new = answer.is_complete and not answer.reason
+            return document("SnapshotCreated", is_new=is_new, **_plain(answer))
+        case SnapshotList():
+            return _list(answer)
+        case StoreVerification():
+            findings = [
+                {"path": x.path, "epoch": x.epoch, "agent": x.agent, "reason": x.reason} for x in answer.findings
+            ]
+            return document("Verification", **_plain(answer) | {"findings": findings})
+        case CoordinatedLine():
+            return document("RecoveryLine", **_plain(answer))
+        case CoordinatedLines():
+            lines = [{"failed": name, "rolled_back": list(answer.rolled_back)} for name in answer.failures]
+            return document("RecoveryLines", epoch=answer.epoch, lines=lines)
+        case AutonomousLine():
+            return _line(answer)
+        case AutonomousLines():
+            rows = [_failure(line) for line in answer.lines]
+            return document("RecoveryLines", lines=rows, silent_hosts=list(answer.silent_hosts))
+        case RecoveryHistoryReply():
+            return document("RecoveryHistory", **_plain(answer))
+        case RestorePreview():
+            return document("RestorePreview", **_plain(answer))
+        case RestoreReply():
+            return document("FleetRestored", **_plain(answer))
+        case LocateReply():
+            return document("AgentList", **_plain(answer))
+        case ReadConsumersReply():
+            rows = [
+                {"name": x.name, "cursor": x.cursor, "acknowledged": instant(x.acknowledged_ns / 1e9)}
+                for x in answer.consumers
+            ]
+            return document("OutputConsumers", consumers=rows)
+        case LeaderTransferred():
+            return document("LeaderTransferred", **_plain(answer))
+        case _:
+            raise AssertionError(f"no document shows {answer!r}")
+
+
+def _plain(answer: msgspec.Struct) -> Rows:
+    """Return the struct as JSON would decode it, with lists instead of tuples."""
+    return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, object])
+
+
+IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
+"""Parts of a fleet's status whose times are printed in seconds → number of digits: an agent's pause takes microseconds."""
+
+
+def _status(answer: FleetStatus) -> Rows:
+    fields = _plain(answer)
+    fields |= {name: _in_seconds(fields[name], digits) for name, digits in IN_SECONDS.items()}
+    if answer.fork is None:
+        del fields["fork"]
+    return document("FleetStatus", **fields)
+
+
+def _in_seconds(value: object, digits: int) -> object:
+    """Return the value with its times in seconds, at any depth."""
+    match value:
+        case dict():
+            return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}
+        case list():
+            return [_in_seconds(inner, digits) for inner in value]
+    return value
+
+
+def _in_s(name: str) -> str:
+    return name.removesuffix("_ns") + "_s" if name.endswith("_ns") else name
+
+
+def _time(name: str, value: object, digits: int) -> object:
+    if name.endswith("_ns") and isinstance(value, int):
+        return round(value / 1e9, digits)
+    return _in_seconds(value, digits)
+
+
+def _list(answer: SnapshotList) -> Rows:
+    snapshots: list[Rows] = []
+    for snapshot in answer.snapshots:
+        row = {"epoch": snapshot.epoch, "damage": snapshot.damage} if snapshot.damage else _plain(snapshot)
+        if not snapshot.damage:
+            del row["damage"], row["pack_count"]
+        snapshots.append(row)
+    optional_fields: Rows = {"tags_damage": answer.tags_damage} if answer.tags_damage else {}
+    if answer.fork is not None:
+        optional_fields["fork"] = _plain(answer.fork)
+    pins = list(answer.pins)
+    return document(
+        "SnapshotList", store=answer.store, snapshots=snapshots, pins=pins, tags=answer.tags, **optional_fields
+    )
+
+
+def _line(answer: AutonomousLine) -> Rows:
+    return document(
+        "RecoveryLine",
+        failed=list(answer.failed),
+        epoch=answer.epoch,
+        root=answer.root,
+        recovery_line={x.agent: x.to for x in answer.agents},
+        rolled_back=[x.agent for x in answer.agents if x.to is not None],
+        rollback=_rollback(answer.agents),
+        in_transit=answer.in_transit,
+        silent_hosts=list(answer.silent_hosts),
+    )
+
+
+def _failure(line: FailureCost) -> Rows:
+    return {
+        "failed": line.failed,
+        "rolled_back": [x.agent for x in line.agents],
+        "checkpoints": sum(x.checkpoints for x in line.agents),
+        "turns": sum(x.turns for x in line.agents),
+        "rollback": _rollback(line.agents),
+    }
+
+
+def _rollback(agents: Iterable[AgentOnLine]) -> Rows:
+    return {x.agent: {"to": x.to, "checkpoints": x.checkpoints, "turns": x.turns} for x in agents if x.to is not None}

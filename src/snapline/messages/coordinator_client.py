@@ -31,17 +31,22 @@ from snapline.errors import (
 )
 from snapline.messages.answers import (
     BackupReply,
+    CheckTokenReply,
     LocateReply,
+    MakeTokenReply,
     MoveAgentsReply,
+    MoveConsumerReply,
+    ReadAuditReply,
+    ReadConsumersReply,
+    ReadOutputsReply,
+    ReadTokensReply,
     ReportHostExitReply,
     RestorePreview,
     RestoreReply,
+    document_of,
 )
-from snapline.messages.documents import document_of
 from snapline.messages.host_messages import TurnDeath
-from snapline.messages.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, SnapshotOutcome
-from snapline.messages.users import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.messages.wire import decode_reply, encode_request, path_of
 from snapline.security.rpc_authorization import ERROR_KEY
 from snapline.security.transport import Security, distrust_reason, transport_mismatch, trust_advice

@@ -18,32 +18,33 @@ from google.protobuf.message import DecodeError, Message
 from snapline.errors import ProtocolError
 from snapline.messages.answers import (
     BackupReply,
+    CheckTokenReply,
     Document,
     EndHostReply,
     EndReplicaReply,
+    ForgetConsumerReply,
     ForgetHostReply,
     LeaderTransferred,
     LocateReply,
+    MakeTokenReply,
     MoveAgentsReply,
+    MoveConsumerReply,
+    ReadAuditReply,
+    ReadConsumersReply,
+    ReadOutputsReply,
+    ReadTokensReply,
+    RecordCallReply,
     RecoveryHistoryReply,
     RecoveryLineReply,
     ReportHostBusyReply,
     ReportHostExitReply,
     RestorePreview,
     RestoreReply,
+    RevokeTokenReply,
     SnapshotsReply,
 )
 from snapline.messages.host_messages import Directive, HostMessage, MessagePart
-from snapline.messages.outputs import ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import FleetStatus, SnapshotOutcome
-from snapline.messages.users import (
-    CheckTokenReply,
-    MakeTokenReply,
-    ReadAuditReply,
-    ReadTokensReply,
-    RecordCallReply,
-    RevokeTokenReply,
-)
 from snapline.protos.v1 import coordinator_pb2
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -6,9 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.messages.answers import LocatedAgent
+from snapline.messages.answers import LocatedAgent, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.client_requests import AgentState, RecentTrace
-from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import AskedReplica, FleetStatus
 
 COURSE_MAX = 120

@@ -9,10 +9,9 @@ import msgspec
 from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.host_calls import HostCalls, recent_traces
 from snapline.errors import SnaplineError, UsageError
-from snapline.messages.answers import LocatedAgent
+from snapline.messages.answers import LocatedAgent, ReadConsumersReply, ReadOutputsReply
 from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
-from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus
 from snapline.security.transport import Security
 

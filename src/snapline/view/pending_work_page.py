@@ -17,9 +17,9 @@ from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect, fold, open_a
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
 from snapline.client.outputs import items_of
 from snapline.errors import NotFoundError, UsageError
+from snapline.messages.answers import Consumer, ReadOutputsReply
 from snapline.messages.client_requests import WaitingAgent, WaitingAgents
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
-from snapline.messages.outputs import Consumer, ReadOutputsReply
 from snapline.messages.status import FleetStatus
 from snapline.storage.outputs.names import parse_cursor
 from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
