@@ -11,7 +11,7 @@ from tests.sim.paying_fleets import ORDERS, PAID, REALLY, Clerk, DurableClerk, T
 
 import snapline
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.host import step_execution
+from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.host.host_events import RunEffect
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
@@ -337,10 +337,10 @@ def test_a_bank_that_ignores_keys_is_asked_before_anything_is_repeated() -> None
 
 def unasked(first: bool) -> Any:
     """Repetitions are not asked about: the first call of a new life, or the retries of one."""
-    asks = step_execution._probe_first
+    asks = turns._probe_first
 
     async def mutant(
-        command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: step_execution.LastCall
+        command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: turns.LastCall
     ) -> object:
         if first:
             return await asks(msgspec.structs.replace(command, is_in_doubt=False), work, asking, world, call)
@@ -352,7 +352,7 @@ def unasked(first: bool) -> Any:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_who_does_not_ask_pays_twice(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_execution, "_probe_first", unasked(first))
+    monkeypatch.setattr(turns, "_probe_first", unasked(first))
     found = next(result for result in map(asking, range(ASKING_SEEDS)) if result.verdict != "pass")
     assert found.violations[0].oracle == "stub" and "charged twice" in found.violations[0].text
 
