@@ -50,7 +50,6 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_events import (
@@ -68,7 +67,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
-from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.step_log import StepLog

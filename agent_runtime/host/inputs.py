@@ -22,11 +22,11 @@ next host, gets the same answer. Only a dead letter is not final: after an opera
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
-from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.modes.mode import EpochRequest
 from snapline.agent_runtime.host.outputs import AgentRetirement
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg

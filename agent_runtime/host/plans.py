@@ -10,7 +10,6 @@ import msgspec
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
-from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_log import OwnLog
@@ -20,7 +19,7 @@ from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
-from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views

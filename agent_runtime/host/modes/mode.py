@@ -2,6 +2,8 @@
 
 A mode is an object chosen once, when the core is made. The parts call it at the points below in the life of messages, turns and agents, and pass it
 the events that only a mode handles (`handlers`).
+
+Request for an early epoch, for a waiting client or for outputs; sent once for each epoch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.messages import host_messages as msg
@@ -147,3 +150,33 @@ class HostMode(Protocol):
 
     def validate(self) -> None:
         """Cross-check the mode's invariants. Raises AssertionError."""
+
+
+class EpochRequest:
+    """Epoch request of all agents here."""
+
+    _mode: HostMode
+
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
+        self._take_resolution = False
+
+    def wire(self, mode: HostMode) -> None:
+        """Connect the parts above."""
+        self._mode = mode
+
+    def say(self, agent: LocalAgent) -> None:
+        """Request an epoch that holds the agent's work so far."""
+        self._mode.awaited(agent)
+        if not self._take_resolution:
+            self._take_resolution = True
+            self._shared.out.append(msg.WantEpoch(self._shared.plan))
+
+    def reset(self) -> None:
+        """Forget the request: an epoch has ended, or a plan all history here, and agents that still wait repeat it."""
+        self._take_resolution = False
+
+    def welcomed(self) -> None:
+        """Repeat what the coordinator may not have received."""
+        if self._take_resolution:
+            self._shared.out.append(msg.WantEpoch(self._shared.plan))
