@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
-from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.agent_runtime.host.modes.logged_checkpoints import Saving
 from snapline.messages import host_messages as msg
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy

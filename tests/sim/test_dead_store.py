@@ -7,7 +7,7 @@ import pytest
 from snapline.agent_runtime.host import checkpoint_writer, logged_agent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
-from snapline.agent_runtime.host.modes.pause import AgentPause
+from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause
 from snapline.coordinator.leader.modes import koo_toueg_epochs
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result

@@ -6,8 +6,7 @@ If a turn runs for more than a second, or an image cannot be taken, the agent co
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
-from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.agent_runtime.host.modes.logged_checkpoints import HoldReasons, Saving
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.messages import host_messages as msg
 

@@ -20,11 +20,9 @@ from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
 from snapline.agent_runtime.host.modes.freeze import HostFreeze
-from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
+from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving, changed
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
-from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.agent_runtime.host.modes.rounds import HostRounds
-from snapline.agent_runtime.host.modes.saving import Saving, changed
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.errors import ProtocolError

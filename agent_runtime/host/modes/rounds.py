@@ -7,9 +7,7 @@ import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
-from snapline.agent_runtime.host.modes.pause import AgentPause
-from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

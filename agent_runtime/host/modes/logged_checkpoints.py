@@ -5,15 +5,82 @@ of the agent, and at the time that it named itself.
 
 *Deferred* checkpoints: while too much waits for a slow or unavailable store, basic checkpoints are not taken. The agents run on, and each that has
 missed one takes it when the store has caught up. Initial, forced and tentative checkpoints, and those of a freeze, are not deferred.
+
+Reaction to a store that does not keep up: checkpoints are deferred, and a full backlog pauses the agents (`backlog.py`).
+
+Reasons to hold agents of a logged fleet: a freeze, an undecided round, or a full backlog. A held agent takes no turn, and
+nothing leaves its outbox.
 """
 
 import heapq
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
-from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
+from snapline.agent_runtime.host.logged_agent import Backlog, LoggedAgent, Tentative
 from snapline.agent_runtime.host.plans import HostParts
+
+
+class HoldReasons:
+    """Holds of one host's agents.
+
+    Attributes:
+        freeze: number of the freeze that the agents are in, or None.
+        backlog: data that waits for the store.
+    """
+
+    def __init__(self, parts: HostParts) -> None:
+        self._shared = parts.shared
+        self._outlets = parts.outlets
+        self._mailboxes = parts.mailboxes
+        self.freeze: int | None = None
+        self.backlog = Backlog()
+
+    def reset(self) -> None:
+        """Begin a plan with free agents, and a store presumed good."""
+        self.freeze = None
+        self.backlog = Backlog()
+
+    def freeze_all(self, number: int) -> None:
+        """Hold all agents for this freeze."""
+        self.freeze = number
+        self._hold_all()
+
+    def thaw(self) -> None:
+        """End the freeze."""
+        self.freeze = None
+        self.release_all()
+
+    def pause_agents(self) -> None:
+        """Hold all agents: the logs or the writer's queue have no room."""
+        self.backlog.stand(is_standing=True)
+        self._hold_all()
+
+    def go_on(self) -> None:
+        """Let the agents go on: there is room again."""
+        self.backlog.stand(is_standing=False)
+        self.release_all()
+
+    def _hold_all(self) -> None:
+        for agent in self._shared.agents.values():
+            agent.is_held = True
+
+    @property
+    def are_all_held(self) -> bool:
+        """Return whether all agents are held, whatever they do themselves."""
+        return self.freeze is not None or self.backlog.is_standing
+
+    def release(self, agent: LocalAgent) -> None:
+        """Resume the agent, if nothing else holds it; its held-back outbox leaves first."""
+        rounds = agent.logged.rounds
+        agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
+        if not agent.is_held:
+            self._outlets.unpark_all(agent)
+            self._mailboxes.next_turn(agent)
+
+    def release_all(self) -> None:
+        """Let all agents go on that no other reason holds."""
+        for agent in list(self._shared.agents.values()):
+            self.release(agent)
 
 
 class Saving:
@@ -161,3 +228,73 @@ class Saving:
 def changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     """Return the numbers of channels that have advanced since."""
     return {channel: number for channel, number in numbers.items() if before.get(channel) != number}
+
+
+SAVE_NS = 100_000_000
+"""Time between two rounds of checkpoints of all agents whose logs are too large: the remaining logs belong to agents in long turns."""
+
+
+class AgentPause:
+    """See the module."""
+
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, *, is_autonomous: bool) -> None:
+        self._shared = parts.shared
+        self._mailboxes = parts.mailboxes
+        self._holds = holds
+        self._saving = saving
+        self._is_autonomous = is_autonomous
+
+    def note_logs(self) -> None:
+        """Let all agents take checkpoints, or pause: all logs together are too large."""
+        backlog = self._holds.backlog
+        if self._is_autonomous and not backlog.is_busy:
+            if backlog.save_ns is None:
+                backlog.save_at(self._shared.now)
+        elif not backlog.is_standing and self._must_pause():
+            self._pause_agents()
+
+    def on_store_status_changed(self, event: ev.StoreStatusChanged) -> None:
+        """Defer basic checkpoints while the store is busy; once it is free, let agents take the skipped ones."""
+        backlog = self._holds.backlog
+        backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
+        if backlog.is_standing != self._must_pause():
+            self._go_on() if backlog.is_standing else self._pause_agents()
+        if event.is_busy:
+            self._saving.defer_all()
+        else:
+            self._saving.catch_up()
+
+    def look(self) -> None:
+        """Let the agents go on, if the logs have become small enough."""
+        if self._holds.backlog.is_standing and not self._must_pause():
+            self._go_on()
+
+    def _must_pause(self) -> bool:
+        return self._holds.backlog.must_pause(is_autonomous=self._is_autonomous)
+
+    def _pause_agents(self) -> None:
+        """Pause: no agent takes a turn and nothing leaves one. The logs or the writer's queue have no room."""
+        self._holds.pause_agents()
+        problem = self._holds.backlog.problem
+        reason = f": {problem}" if problem else ""
+        self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{reason}")
+
+    def _go_on(self) -> None:
+        self._shared.note("info", "there is room for logs and checkpoints again: the agents go on")
+        self._holds.go_on()
+
+    def wakeups_ns(self) -> list[int]:
+        """Return when `clock_passed` is wanted."""
+        save_ns = self._holds.backlog.save_ns
+        return [] if save_ns is None else [save_ns]
+
+    def clock_passed(self) -> None:
+        """Let all agents take checkpoints, if it is time: each log is small, but all logs together are too large."""
+        backlog = self._holds.backlog
+        if backlog.save_ns is None or backlog.save_ns > self._shared.now:
+            return
+        for agent in list(self._shared.agents.values()):
+            if agent.logged.log_bytes:
+                self._saving.owe_basic(agent.id, agent.logged)
+                self._mailboxes.next_turn(agent)
+        backlog.save_at(self._shared.now + SAVE_NS if backlog.has_too_many_logs else None)
