@@ -14,7 +14,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.freeze import FREEZE_NS, HostFreeze
+from snapline.agent_runtime.host.modes.logged import FREEZE_NS, HostFreeze
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.messages import host_messages as msg
 from snapline.protocols.policy import Manual

@@ -10,9 +10,8 @@ from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.agent_runtime.host.modes.logged import LoggedMode
+from snapline.agent_runtime.host.modes.logged import HostRounds, LoggedMode
 from snapline.agent_runtime.host.modes.logged_checkpoints import HoldReasons
-from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.errors import ProtocolError, UsageError
 from snapline.examples import domino
 from snapline.messages import host_messages as msg

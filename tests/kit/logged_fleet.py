@@ -13,7 +13,7 @@ from tests.kit.streams import Action
 
 from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.modes.rounds import CheckpointAnswer
+from snapline.agent_runtime.host.modes.logged import CheckpointAnswer
 from snapline.messages import host_messages as msg
 from snapline.protocols.names import is_autonomous
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint

@@ -11,18 +11,27 @@ Around a message's turn (protocols.md, section 4): before the turn the rule may 
 turns the policy may request a basic checkpoint (`saving.py`), or a round a tentative one (`rounds.py`). The mark of a message is its piggyback.
 
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
+
+The freeze before a recovery: the coordinator wants a cut of live states.
+
+During a freeze no turn starts and nothing leaves an outbox. Each agent that has changed since its last checkpoint takes one as soon as its turn ends.
+If a turn runs for more than a second, or an image cannot be taken, the agent counts as failed.
+
+Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round.
+
+An agent with a tentative checkpoint is blocked, hence held, until the outcome. The agent's own part is `protocols/koo_toueg.py`.
 """
 
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
-from snapline.agent_runtime.host.modes.freeze import HostFreeze
 from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving, changed
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
-from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.errors import ProtocolError
@@ -32,6 +41,221 @@ from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Policy, PolicyClock
 from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
+
+FREEZE_NS = 1_000_000_000
+"""Longest time that a freeze waits for running turns: it delays the recovery, and a longer turn is lost."""
+
+
+class HostFreeze:
+    """The freeze that this host is in, if any (`HoldReasons.freeze`).
+
+    Attributes:
+        unfrozen: agents whose turn began before the freeze and still runs.
+    """
+
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving) -> None:
+        self._shared = parts.shared
+        self._holds = holds
+        self._saving = saving
+        self.unfrozen: dict[str, None] = {}
+        self._report_ns: int | None = None
+
+    def reset(self) -> None:
+        """Forget the freeze, if there is one."""
+        self.unfrozen = {}
+        self._report_ns = None
+
+    def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
+        """Freeze all agents. A host that has not applied the plan, or came back since, has no changed agents."""
+        shared = self._shared
+        if event.plan != shared.plan or not shared.is_loaded:
+            shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
+            return
+        self._report_ns = shared.now + FREEZE_NS
+        self.unfrozen = {agent.id: None for agent in shared.agents.values() if not agent.is_failed}
+        self._holds.freeze_all(event.number)
+        for agent in list(shared.agents.values()):
+            if agent.current is None and not agent.is_failed:
+                self._freeze(agent)
+        self._report_soon()
+
+    def settle(self, agent: LocalAgent) -> bool:
+        """Freeze an agent between two turns, if the freeze waits for it; return whether it did."""
+        if agent.id not in self.unfrozen:
+            return False
+        self._freeze(agent)
+        self._report_soon()
+        return True
+
+    def failed(self, agent: LocalAgent) -> None:
+        """Stop waiting for the turn of a failed agent."""
+        if self._holds.freeze is not None:
+            self.unfrozen.pop(agent.id, None)
+            self._report_soon()
+
+    def _freeze(self, agent: LocalAgent) -> None:
+        """Make the live state of an agent between two turns its newest checkpoint."""
+        if agent.logged.has_moved and agent.is_born:
+            self._saving.take(agent, "basic")
+        self.unfrozen.pop(agent.id, None)
+
+    def _report_soon(self) -> None:
+        """Report, if all agents are frozen, once the requested images have been taken; failed ones are named."""
+        if not self.unfrozen:
+            self._report_ns = self._shared.now
+
+    def wakeups_ns(self) -> list[int]:
+        """Return when `clock_passed` is wanted."""
+        return [] if self._report_ns is None else [self._report_ns]
+
+    def clock_passed(self) -> None:
+        """Report, if the freeze has waited long enough."""
+        if self._report_ns is not None and self._report_ns <= self._shared.now:
+            self._report()
+
+    def _report(self) -> None:
+        assert self._holds.freeze is not None
+        failed = {agent.id: None for agent in self._shared.agents.values() if agent.is_failed}
+        running = tuple({**self.unfrozen, **failed})
+        self._shared.out.append(ev.ReportFrozen(self._shared.plan, self._holds.freeze, running))
+        self.reset()
+
+    def on_thaw_agents(self, event: msg.ThawAgents) -> None:
+        """End the freeze. Number 0 ends any freeze: the coordinator sends it to every host that comes back and is not to be frozen."""
+        freeze = self._holds.freeze
+        if event.plan != self._shared.plan or freeze is None or event.number not in (0, freeze):
+            return
+        self.reset()
+        self._holds.thaw()
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
+    """One agent's answer to a round, on a request from `asker` ("" for an initiator).
+
+    `number`: number of its tentative checkpoint, or 0; `requests`: agent to ask next → last number received from it.
+    """
+
+    agent: str
+    asker: str
+    is_willing: bool
+    is_participant: bool
+    number: int
+    requests: dict[str, int]
+
+
+class HostRounds:
+    """See the module."""
+
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
+        self._shared = parts.shared
+        self._holds = holds
+        self._saving = saving
+        self._standing = standing
+        self._asked: list[tuple[str, kt.CheckpointRequested]] = []
+        """Requests to agents whose turn runs."""
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self._asked = []
+
+    def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
+        if event.plan != self._shared.plan or not self._shared.is_loaded:
+            return
+        answers: list[CheckpointAnswer] = []
+        for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
+            request = kt.CheckpointRequested(event.epoch, asker or None, number)
+            agent = self._shared.agents.get(agent_id)
+            if agent is None:  # just being created: it has received nothing that concerns this round
+                answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
+            elif agent.current is not None:
+                self._asked.append((agent_id, request))
+            else:
+                answers += self._ask(agent, request)
+        self._answer(event.epoch, answers)
+
+    def ask_again(self, agent: LocalAgent) -> None:
+        """Answer requests that arrived during the agent's turn."""
+        requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
+        if requests and agent.current is None:
+            self._asked = [entry for entry in self._asked if entry[0] != agent.id]
+            for request in requests:
+                self._answer(request.round, self._ask(agent, request))
+
+    def _ask(self, agent: LocalAgent, asked: kt.CheckpointRequested) -> list[CheckpointAnswer]:
+        logged = agent.logged
+        if not agent.is_born or agent.is_failed or logged.rounds is None:
+            return [CheckpointAnswer(agent.id, asked.by or "", not agent.is_failed, False, 0, {})]
+        answers: list[CheckpointAnswer] = []
+        for command in logged.rounds.handle(self._shared.now, asked):
+            match command:
+                case kt.TakeTentative():
+                    self._saving.take(agent, "tentative", round_=command.round)
+                    agent.is_held = True
+                case kt.Answer():
+                    number = logged.tentative.number if logged.tentative is not None else 0
+                    answers.append(
+                        CheckpointAnswer(
+                            agent.id,
+                            command.by or "",
+                            command.is_willing,
+                            command.is_participant,
+                            number,
+                            command.requests,
+                        )
+                    )
+                case _:
+                    raise AssertionError(f"a request does not lead to {command!r}")
+        return answers
+
+    def _answer(self, epoch: int, answers: list[CheckpointAnswer]) -> None:
+        if answers:
+            self._shared.out.append(
+                _columns_of(answers, epoch=epoch, plan=self._shared.plan, host_start=self._shared.start)
+            )
+
+    def ended(self, event: msg.EndEpoch) -> None:
+        """End a decided round: tentative checkpoints become permanent, or are dropped."""
+        self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
+        for agent in list(self._shared.agents.values()):
+            if agent.logged.rounds is None:
+                continue
+            for command in agent.logged.rounds.handle(
+                self._shared.now, kt.RoundDecided(event.epoch, event.is_complete)
+            ):
+                self._decide(agent, event.epoch, is_permanent=isinstance(command, kt.MakePermanent))
+            if agent.is_held:
+                self._holds.release(agent)
+        self._standing.look()
+
+    def _decide(self, agent: LocalAgent, epoch: int, *, is_permanent: bool) -> None:
+        logged = agent.logged
+        tentative, logged.tentative = logged.tentative, None
+        if not is_permanent:
+            return
+        if tentative is None:
+            raise ProtocolError(f"{agent.id}: round {epoch} is committed without its checkpoint")
+        agent.checkpoints = tentative.number
+        logged.settle(tentative.sent, tentative.received)
+        if self._shared.trace_every:
+            self._shared.out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))
+
+
+def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_start: int) -> msg.CheckpointsAnswered:
+    requests = [(index, *request) for index, answer in enumerate(answers) for request in answer.requests.items()]
+    return msg.CheckpointsAnswered(
+        epoch=epoch,
+        plan=plan,
+        host_start=host_start,
+        agents=tuple([answer.agent for answer in answers]),
+        willing=tuple([answer.is_willing for answer in answers]),
+        participants=tuple([answer.is_participant for answer in answers]),
+        numbers=tuple([answer.number for answer in answers]),
+        request_of=tuple([index for index, _, _ in requests]),
+        request_to=tuple([receiver for _, receiver, _ in requests]),
+        request_number=tuple([number for _, _, number in requests]),
+        askers=tuple([answer.asker for answer in answers]),
+    )
+
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
 """Largest size of one agent's log in memory. Above it the agent takes a basic checkpoint regardless of its policy, which stores the log."""
