@@ -1,6 +1,6 @@
 """Streams of a simulated host: links to other hosts, and the session with the coordinator.
 
-Both redial like their counterparts in production: links like `channels/grpc_link.py`, the session like `agent_runtime/host/session.py`.
+Both redial like their counterparts in production: links like `channels/grpc_link.py`, the session like `agent_runtime/host/coordinator_session.py`.
 They know one run of a host by the interface `HostRun`.
 """
 

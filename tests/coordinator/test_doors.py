@@ -11,8 +11,7 @@ from tests.coordinator.grpc_host import GrpcHost
 from tests.coordinator.test_server import Running
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.host.session import Session
-from snapline.agent_runtime.host.users import CoordinatorUsers
+from snapline.agent_runtime.host.coordinator_session import CoordinatorUsers, Session
 from snapline.channels.servers import client_options
 from snapline.coordinator.service import host_stream
 from snapline.errors import NotFoundError, UsageError

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from tests.security.certificates import Authority
 
-from snapline.agent_runtime.host.session import Session
+from snapline.agent_runtime.host.coordinator_session import Session
 from snapline.errors import AuthenticationError
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, Finish, Leave

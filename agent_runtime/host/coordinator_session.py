@@ -2,22 +2,43 @@
 
 The stream is redialled as long as the host lives, unless no coordinator has ever trusted the host's certificate. Nothing is buffered while the stream
 is down: at the next Welcome the host core repeats everything that the coordinator still needs.
+
+Planned stop of a host after a signal: it waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit.
+
+User checks at a host. The host knows no tokens and keeps no audit log, so it asks the coordinator.
+
+Answers about tokens are cached for some seconds, for read-only calls: a user who watches an agent makes many. Before a call that changes something,
+the coordinator records the call and checks the token again, so a revoked token cannot change anything.
 """
 
 import asyncio
+import logging
 import random
+import signal
+import time
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
 
-from snapline.errors import AuthenticationError, ProtocolError, UsageError
-from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice
-from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
+from snapline.errors import AuthenticationError, CoordinatorUnavailableError, ProtocolError, UsageError
+from snapline.messages.coordinator_client import LEADER_KEY, CoordinatorClient, ReplicaChoice
+from snapline.messages.host_messages import (
+    SAME_SIGNAL_S,
+    Directive,
+    EndEpoch,
+    HostMessage,
+    Leave,
+    MayLeave,
+    TurnedAway,
+    WantLeave,
+)
 from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
+from snapline.security.rpc_authorization import ERROR_KEY, Caller
 from snapline.security.transport import (
     TRUST_WAIT_S,
     DistrustTracker,
+    Identity,
     Security,
     distrust_reason,
     transport_mismatch,
@@ -193,3 +214,150 @@ def _is_denied(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     details = getattr(error, "details", lambda: None)()
     return str(details or error)
+
+
+NO_COORDINATOR_S = 5.0
+"""Longest wait for a stream to a coordinator: an election or a restart takes one or two seconds."""
+
+log = logging.getLogger("snapline.host")
+
+
+class HostStop:
+    """Planned stop of one process. `finish` ends it with an exit code; `has_agents` says whether there is anything to lose."""
+
+    def __init__(
+        self, session: Session, limit_s: float, has_agents: Callable[[], bool], finish: Callable[[int], None]
+    ) -> None:
+        self._session = session
+        self._limit_s = limit_s
+        self._has_agents = has_agents
+        self._finish = finish
+        self._asked_s: float | None = None
+        self._code = 0
+        self._reason = ""
+        self._newest_complete = 0
+        self._is_over = False
+
+    def asked(self, number: signal.Signals) -> None:
+        """Handle a signal: end after a last snapshot, or after the limit; at a second signal at once."""
+        loop = asyncio.get_running_loop()
+        if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
+            return
+        code = 0 if number == signal.SIGTERM else 130
+        if self._asked_s is not None or not self._limit_s or not self._has_agents():
+            self._end(code)
+            return
+        self._asked_s, self._code, self._reason = loop.time(), code, number.name
+        wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
+        log.info("a last snapshot is taken before this host stops, %s", wait)
+        self.welcomed()
+        loop.call_later(self._limit_s, self._leave_unsaved)
+        loop.call_later(NO_COORDINATOR_S, self._leave_without_coordinator)
+
+    def welcomed(self) -> None:
+        """Repeat the request on every new stream."""
+        if self._asked_s is not None:
+            self._session.send(WantLeave(self._reason))
+
+    def directive_received(self, directive: Directive) -> None:
+        """Check whether a directive of the coordinator allows the host to leave."""
+        if isinstance(directive, EndEpoch) and directive.is_complete:
+            self._newest_complete = max(self._newest_complete, directive.epoch)
+        elif isinstance(directive, MayLeave) and self._asked_s is not None:
+            log.info("epoch %d holds what the agents here have done", directive.epoch)
+            self._end(self._code)
+
+    def _leave_without_coordinator(self) -> None:
+        if not self._session.is_open:
+            self._leave_unsaved()
+
+    def _leave_unsaved(self) -> None:
+        if self._is_over:
+            return
+        assert self._asked_s is not None
+        waited_s = asyncio.get_running_loop().time() - self._asked_s
+        reason = "no coordinator answers"
+        if self._session.is_open:
+            reason = "effects are being called, or the store or another host is slow"
+        loss = f"what the agents here have done since epoch {self._newest_complete} is lost, and effects that are being called will be in doubt"
+        log.warning("no last snapshot within %.0f s (%s): %s", waited_s, reason, loss)
+        self._end(self._code)
+
+    def _end(self, code: int) -> None:
+        self._is_over = True
+        self._finish(code)
+
+
+TOKEN_CACHE_S = 5.0
+"""Time in seconds for which a revoked token may still read."""
+
+CACHED_TOKENS_MAX = 256
+"""Largest number of cached tokens, as many as a fleet may have; invalid tokens count too."""
+
+COORDINATOR_REQUESTS_MAX = 4
+"""Largest number of concurrent requests to the coordinator: a caller that tries many tokens has to wait."""
+
+ASK_S = 5.0
+"""Time to wait for the coordinator's answer: an election takes a second or two."""
+
+
+class CoordinatorUsers:
+    """Users known to a host from the coordinator's answers."""
+
+    def __init__(self, address: str, security: Security) -> None:
+        self._address = address
+        self._security = security
+        self._client: CoordinatorClient | None = None
+        self._generation = 0
+        self._known: dict[bytes, tuple[float, Identity | None]] = {}
+        self._asking = asyncio.Semaphore(COORDINATOR_REQUESTS_MAX)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def holder(self, digest: bytes) -> Identity | None:
+        """Return the bearer of this token; see `rpc_authorization.People`."""
+        async with self._asking:
+            until_s, identity = self._known.get(digest, (0.0, None))
+            if time.monotonic() < until_s:
+                return identity
+            answer = await self._connected().check_token(digest, ASK_S)
+        identity = Identity(answer.role, answer.name) if answer.name else None
+        self._known.pop(digest, None)
+        while len(self._known) >= CACHED_TOKENS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[digest] = time.monotonic() + TOKEN_CACHE_S, identity
+        return identity
+
+    async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
+        """Have a call recorded; see `rpc_authorization.People`."""
+        proof = {"digest": caller.digest, "certificate": caller.certificate}
+        await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
+
+    def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
+
+    async def close(self) -> None:
+        """Close the clients: the host ends."""
+        for task in self._closing:
+            task.cancel()
+        if self._client is not None:
+            await self._client.close()
+
+    def _connected(self) -> CoordinatorClient:
+        """Return a client with the newest certificate."""
+        if self._client is not None and self._generation != self._security.generation:
+            task = asyncio.create_task(_close_later(self._client))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._client = None
+        if self._client is None:
+            self._client = CoordinatorClient(self._address, self._security)
+            self._generation = self._security.generation
+        return self._client
+
+
+async def _close_later(client: CoordinatorClient) -> None:
+    """Close the client when the calls that it had under way are over."""
+    try:
+        await asyncio.sleep(ASK_S)
+    finally:
+        await client.close()
