@@ -1,15 +1,62 @@
-"""A host's messages about itself, and a plan's placement of its agents."""
+"""A host's messages about itself, and a plan's placement of its agents.
 
+Agents that are blocked in a durable turn until an operator acts, for the host's heartbeats.
+
+Times of this host's part of an epoch: the path of the agent that was the last one here to record its state.
+
+Checks of the store that the coordinator requests of a host: the content of its probe, and the fleet's `stop_when` for a complete cut.
+"""
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable
 from sys import intern
+
+import msgspec
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.blocked_agents import SHOWN_MAX, standing_agents
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.epoch_files import Capture, Captures
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
+from snapline.errors import DamagedDataError, SnaplineError, StoreKeyError, StoreMissingError, UsageError
 from snapline.messages import host_messages as msg
-from snapline.messages.host_messages import UnreachedPeer
+from snapline.messages.host_messages import EpochReport, ProbeRead, StandingAgent, StopEvaluated, UnreachedPeer
 from snapline.protocols.policy import format_policy
 from snapline.storage.log.names import LogName
+from snapline.storage.store.store import Store
+
+SHOWN_MAX = 8
+"""Largest number of agents that a heartbeat names: after an upgrade thousands may be blocked for one reason."""
+
+REASON_CHARACTERS_MAX = 400
+
+CALLED_NS = 10_000_000_000
+"""Time after which an effect that is still in doubt is reported: before that, it is usually probed or called again."""
+
+
+def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
+    """Return all blocked agents, those blocked longest first."""
+    turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
+    blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
+    return sorted(blocked, key=lambda told: (-told.elapsed_ns, told.agent))
+
+
+def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgent | None:
+    effects, elapsed_ns = agent.effects, max(0, now_ns - turn.since_ns)
+    if turn.problem:
+        return StandingAgent(agent.id, "turn", turn.problem[:REASON_CHARACTERS_MAX], elapsed_ns)
+    if effects is None or effects.open is None or not turn.is_live or not effects.is_in_doubt:
+        return None
+    description = f"effect {effects.open.name!r}, key {effects.open.key!r}"[:REASON_CHARACTERS_MAX]
+    if effects.needs_people:
+        reason = f"{description}: it may have been done, and only people can say"
+        return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
+    if elapsed_ns >= CALLED_NS:
+        reason = f"{description}: it may have been done, and its service has not said so yet"
+        return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
+    return None
 
 
 def definition_of(fleet: Fleet) -> msg.FleetDefinition:
@@ -97,3 +144,74 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
     newest = tuple([(name, log.newest) for name, log in zip(logs, plan.logs, strict=True) if log.newest])
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
     return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest)
+
+
+def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:
+    """Return the report with its times, all by this host's monotonic clock.
+
+    Args:
+        heard_ns: arrival of the host's first message about the epoch.
+        closed_ns: time from which no message of the epoch could arrive.
+        durable_ns: time when the part became durable.
+    """
+    last = max(captures.items(), key=_recorded_ns, default=None)
+    recorded_ns = heard_ns if last is None else _recorded_ns(last)
+    return msgspec.structs.replace(
+        report,
+        slowest="" if last is None else last[0],
+        start_delay_ns=0 if last is None else max(0, last[1].started_ns - heard_ns),
+        slowest_capture_ns=0 if last is None else last[1].capture_ns,
+        alignment_ns=max(0, closed_ns - recorded_ns),
+        store_ns=max(0, durable_ns - closed_ns),
+    )
+
+
+def _recorded_ns(of: tuple[str, Capture]) -> int:
+    return of[1].started_ns + of[1].capture_ns
+
+
+NAMED_MAX = 10
+"""Largest number of open effects named in one line of the log and in the answer."""
+
+stop_log = logging.getLogger("snapline.host")
+
+
+def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
+    """Return the content of the coordinator's probe file, as this host sees it; or why it cannot be read, and whether that may pass."""
+    try:
+        return ProbeRead(path, open_store().read_probe(path))
+    except (SnaplineError, OSError) as caught:
+        is_wrong = isinstance(caught, DamagedDataError | StoreMissingError | StoreKeyError | UsageError)
+        return ProbeRead(path, b"", str(caught), may_pass=not is_wrong)
+
+
+def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
+    """Read the cut of `epoch` and call the predicate; if `is_decided`, only check the cut for open effects, which must end first. A cut that cannot
+    be read gives no answer; a predicate that raises does."""
+    if fleet.stop_when is None:
+        return StopEvaluated(epoch, False)
+    try:
+        cut = load_cut(open_store(), epoch, fleet)
+        problem = ""
+        stops = is_decided
+        if not is_decided:
+            stops, problem = _judge(fleet.stop_when, cut)
+        opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
+        examples = (opened or turns)[:NAMED_MAX]
+        if examples and not is_decided:
+            stop_log.info("the fleet ends when these have ended: %s", "; ".join(examples))
+        return StopEvaluated(epoch, stops and not opened, problem, examples)
+    except SnaplineError as error:
+        stop_log.warning("epoch %d cannot be looked at: %s", epoch, error)
+    return StopEvaluated(epoch, False)
+
+
+def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
+    """Return whether the predicate holds, and its error, if any."""
+    try:
+        return bool(stop_when(cut)), ""
+    except SnaplineError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
+        return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

@@ -17,7 +17,14 @@ from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
-from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
+from snapline.agent_runtime.host.coordinator_messages import (
+    ask_stop,
+    definition_of,
+    heartbeat_of,
+    placed,
+    read_probe,
+    timed,
+)
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import (
@@ -29,14 +36,12 @@ from snapline.agent_runtime.host.epoch_files import (
     load_line,
     write_epoch,
 )
-from snapline.agent_runtime.host.epoch_part_times import timed
 from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
-from snapline.agent_runtime.host.shutdown import ask_stop, read_probe
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.turn_environment import TurnEnvironment

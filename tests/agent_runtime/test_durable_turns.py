@@ -12,8 +12,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, LATE, Pause, call_id
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host.blocked_agents import standing_agents
-from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of, standing_agents
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.host_events import AgentView, AnswerView, ViewRequested
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from snapline.agent_runtime.host.epoch_part_times import timed
+from snapline.agent_runtime.host.coordinator_messages import timed
 from snapline.messages.host_messages import EpochReport, ReportedPack
 
 REPORT = EpochReport(1, 1, ReportedPack("packs/x", 1, b""))

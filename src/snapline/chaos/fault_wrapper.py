@@ -77,8 +77,8 @@ class FaultTarget:
     # ---- points of hosts and coordinators ---------------------------------------------------------------------------
 
     def watch_host(self) -> None:
+        from snapline.agent_runtime.host import coordinator_messages as stopping
         from snapline.agent_runtime.host import driver, process
-        from snapline.agent_runtime.host import shutdown as stopping
         from snapline.agent_runtime.host.turns import Turns
 
         self.before(Turns, "run", moments.WHEN_WORKING)
