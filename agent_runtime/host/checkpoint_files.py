@@ -10,8 +10,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.epoch_files import Capture, check_image, image_of, new_chunks, reported
-from snapline.agent_runtime.host.epoch_reports import NameIndex
+from snapline.agent_runtime.host.epoch_files import Capture, NameIndex, check_image, image_of, new_chunks, reported
 from snapline.errors import EncodingError, UsageError
 from snapline.messages.host_messages import CheckpointsStored, ReportedPack
 from snapline.storage.capture.chunking import ChunkedState, chunk_image

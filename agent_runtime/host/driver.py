@@ -30,17 +30,17 @@ from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, 
 from snapline.agent_runtime.host.epoch_files import (
     Capture,
     Captures,
+    EpochReports,
     LoadedLine,
     LoadProgress,
     StoredEpoch,
     load_line,
+    read_logs,
     write_epoch,
 )
-from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
-from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError

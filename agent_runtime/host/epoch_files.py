@@ -2,10 +2,18 @@
 
 Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a
 worker thread.
+
+Reports of a host on open epochs: all of its agents, and the channels that the leader does not know yet.
+
+The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch,
+which covered it: so it is covered now (`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers reports all channels. A new
+stream may lead to a new leader, which has no reports yet.
+
+Reading of the host logs of earlier plans for the agents of this one.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,21 +23,288 @@ from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.agent_classes import plan_line, revive
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.epoch_reports import NOTHING_REPORTED, ChannelNumbers, numbers_of, with_channels
-from snapline.agent_runtime.host.log_files import LogContents
-from snapline.errors import DamagedDataError, EncodingError
-from snapline.messages.host_messages import EpochReport, ReportedPack
+from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError
+from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
+from snapline.storage.log.names import LogName
+from snapline.storage.log.record import EFFECT, LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
+
+EPOCHS_KEPT = 8
+"""Number of epochs kept: all that may be open at once, and at least one earlier one."""
+
+Numbers = Mapping[str, Mapping[str, int]]
+"""Agent of this host → other end of the channel → number. These are the records' own, immutable dictionaries: a pair for each channel would be
+allocated in each epoch, and traversed by the garbage collector."""
+
+
+class ChannelNumbers(msgspec.Struct, frozen=True):
+    """A host's ends of channels in one epoch.
+
+    Attributes:
+        sent: the last number sent inside the cut, by sender.
+        received: the last one consumed inside the cut, by receiver.
+        recorded: number of messages in the channel state, by receiver.
+    """
+
+    sent: Numbers = {}
+    received: Numbers = {}
+    recorded: Numbers = {}
+
+    def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
+        """Return the channels of which more or less is covered than in `earlier`."""
+        if not earlier.sent and not earlier.received and not earlier.recorded:
+            return self
+        sent: dict[str, Mapping[str, int]] = {}
+        for agent, numbers in self.sent.items():
+            before = earlier.sent.get(agent, NO_NUMBERS)
+            if numbers != before:
+                sent[agent] = {other: number for other, number in numbers.items() if before.get(other) != number}
+        received: dict[str, Mapping[str, int]] = {}
+        recorded: dict[str, Mapping[str, int]] = {}
+        for agent, numbers in self.received.items():
+            waiting = self.recorded.get(agent, NO_NUMBERS)
+            read, waited = earlier.received.get(agent, NO_NUMBERS), earlier.recorded.get(agent, NO_NUMBERS)
+            if numbers != read or waiting != waited:
+                changed = [
+                    other
+                    for other in senders_of(numbers, waiting)
+                    if (other not in read and other not in waited)
+                    or numbers.get(other, 0) + waiting.get(other, 0) != read.get(other, 0) + waited.get(other, 0)
+                ]
+                received[agent] = {other: numbers.get(other, 0) for other in changed}
+                recorded[agent] = {other: waiting[other] for other in changed if other in waiting}
+        return ChannelNumbers(sent, received, recorded)
+
+
+NO_NUMBERS: Mapping[str, int] = {}
+
+NOTHING_REPORTED = 0, ChannelNumbers()
+"""Placeholder for an earlier epoch and its numbers."""
+
+
+def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iterable[str]:
+    """Return all senders of messages to an agent."""
+    return received if recorded.keys() <= received.keys() else dict.fromkeys([*received, *recorded])
+
+
+def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
+    """Return the numbers of this host's agents, and of departed ones, whose messages still have to be covered."""
+    records = command.records
+    return ChannelNumbers(
+        {**{agent: record.sent for agent, record in records.items()}, **command.departed},
+        {agent: record.received for agent, record in records.items()},
+        {
+            agent: {sender: len(messages) for sender, messages in record.in_transit.items()}
+            for agent, record in records.items()
+            if record.in_transit
+        },
+    )
+
+
+def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
+    """Return the report with its columns replaced by these channels; the report's agents are the first of its names."""
+    places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
+    sent_from: list[int] = []
+    sent_to: list[int] = []
+    sent_number: list[int] = []
+    received_from: list[int] = []
+    received_to: list[int] = []
+    received_number: list[int] = []
+    recorded_count: list[int] = []
+    for agent, numbers in told.sent.items():
+        sent_from += [places[agent]] * len(numbers) if numbers else []
+        sent_to += [places[receiver] for receiver in numbers]
+        sent_number += numbers.values()
+    for agent, numbers in told.received.items():
+        waiting = told.recorded.get(agent, NO_NUMBERS)
+        senders = list(senders_of(numbers, waiting))
+        received_from += [places[sender] for sender in senders]
+        received_to += [places[agent]] * len(senders) if senders else []
+        received_number += [numbers.get(sender, 0) for sender in senders]
+        recorded_count += [waiting.get(sender, 0) for sender in senders]
+    return msgspec.structs.replace(
+        report, since=since, names=tuple(places),
+        sent_from=tuple(sent_from), sent_to=tuple(sent_to), sent_number=tuple(sent_number),
+        received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
+        recorded_count=tuple(recorded_count),
+    )  # fmt: skip
+
+
+class NameIndex(dict[str, int]):
+    """Name → its place in the list of names, in order of first use."""
+
+    def __missing__(self, name: str) -> int:
+        place = self[name] = len(self)
+        return place
+
+
+class EpochReports:
+    """The reports of one host."""
+
+    def __init__(self) -> None:
+        self._reports: dict[int, EpochReport] = {}
+        self._numbers: dict[int, ChannelNumbers] = {}
+        self._reported: dict[int, int] = {}
+
+    def begun(self, begin: BeginEpoch) -> None:
+        """Record the epoch that the leader of this stream has. The leader will name no older epoch; an open epoch may still need a full report."""
+        self._reported[begin.epoch] = begin.told
+        for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
+            del self._numbers[epoch]
+
+    def welcomed(self) -> None:
+        """Forget which epochs the leader has: on a new stream that is unknown."""
+        self._reported.clear()
+
+    def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
+        """Return the epoch that a report of `epoch` may be relative to, and its numbers."""
+        reported = self._reported.get(epoch, 0)
+        numbers = self._numbers.get(reported)
+        return NOTHING_REPORTED if numbers is None else (reported, numbers)
+
+    def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
+        """Keep the report of an epoch: this host's part of it is durable."""
+        self._reports[report.epoch] = report
+        self._numbers[report.epoch] = numbers
+        ended_epochs = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
+        for epoch in ended_epochs[: max(0, len(self._numbers) - EPOCHS_KEPT)]:
+            del self._numbers[epoch]
+
+    def report_of(self, epoch: int) -> EpochReport | None:
+        """Return the report as it is to be sent now; None: the epoch has ended here."""
+        report = self._reports.get(epoch)
+        if report is None:
+            return None
+        since, earlier = self.earlier(epoch)
+        if report.since != since:
+            report = self._reports[epoch] = with_channels(report, self._numbers[epoch].since(earlier), since=since)
+        return report
+
+    def dropped(self, epoch: int) -> None:
+        """Drop the report of an ended epoch; later ones may still be relative to it."""
+        self._reports.pop(epoch, None)
+        self._reported.pop(epoch, None)
+
+    def plan_began(self) -> None:
+        """Drop all reports: they belong to another history."""
+        self._reports.clear()
+        self._numbers.clear()
+        self._reported.clear()
+
+
+WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inputs`"
+
+
+class LogContents(msgspec.Struct, frozen=True):
+    """Entries of host logs beyond the agents' checkpoints; for agents of other hosts, all entries.
+
+    Attributes:
+        inputs: inputs to deliver again, in the order of each agent's numbers.
+        dropped: earlier inputs, which are not delivered again.
+        entries: entries of durable turns that no checkpoint holds as ended, in log order. Of dropped logs only effects are included: an action that
+            was, or may have been, done outside is part of every history.
+        why_none: reason why the store takes no host logs, or "".
+        log_key: public key for the signatures of this host's batches, or b"".
+        is_authenticated: the store is signed or encrypted.
+    """
+
+    inputs: tuple[LoggedInput, ...] = ()
+    dropped: tuple[LoggedInput, ...] = ()
+    entries: tuple[LoggedEntry, ...] = ()
+    why_none: str = ""
+    log_key: bytes = b""
+    is_authenticated: bool = False
+
+
+def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
+    """Seal the logs of all earlier plans, and return their contents.
+
+    This seals the logs that the coordinator names, even empty ones, since their writers may not have begun, and the logs found in the store that the
+    coordinator no longer knows.
+
+    Raises:
+        StoreError: the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was written or removed
+            without a key. None of this is damage of the epoch: another epoch would need the same logs.
+    """
+    found_here = [log for log in store.read_logs() if log.plan < command.plan]
+    for log in sorted({*command.logs, *found_here}):
+        store.seal_log(log)
+    consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
+    ended_turns = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
+    all_logs = store.exclude_deleted(store.read_logs())
+    logs = {log: numbers for log, numbers in all_logs.items() if log.plan < command.plan}
+    dropped: list[LoggedInput] = []
+    inputs: list[LoggedInput] = []
+    entries: list[LoggedEntry] = []
+    found_batches: dict[LogName, list[int]] = {}
+    for log, numbers in sorted(logs.items()):
+        read = [(number, _read_batch(store, log, number)) for number in numbers]
+        batches = [batch for _, batch in read if batch is not None]
+        if log.plan >= command.drop_before:
+            found_batches[log] = [number for number, batch in read if batch is not None]
+        batch_inputs = dropped if log.plan < command.drop_before else inputs
+        batch_inputs += [
+            each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)
+        ]
+        is_dropped = log.plan < command.drop_before
+        beyond = [each for batch in batches for each in batch.entries if each.turn > ended_turns.get(each.agent, 0)]
+        entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
+    newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
+    _check_none_missing(store.missing_batches(found_batches, newest))
+    for batch_inputs in (dropped, inputs):
+        batch_inputs.sort(key=lambda each: (each.agent, each.number))
+    # Nothing in dropped logs is needed.
+    _check_whole(inputs, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
+    return LogContents(
+        tuple(inputs),
+        tuple(dropped),
+        tuple(entries),
+        store.logs_unsupported_reason,
+        store.log_key,
+        store.is_authenticated,
+    )
+
+
+def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
+    """Return the batch; None for a seal, wherever it is. A batch that was deleted meanwhile holds nothing that any epoch needs."""
+    try:
+        return store.read_batch(log, number)
+    except NotFoundError:
+        return None
+    except DamagedDataError as error:
+        raise StoreError(f"{error}. Bring the batch back from a copy, or remove it and {WITHOUT_INPUTS}") from error
+
+
+def _check_none_missing(missing: dict[LogName, int]) -> None:
+    if missing:
+        log, number = next(iter(missing.items()))
+        more = f", and of {len(missing) - 1} other logs" if len(missing) > 1 else ""
+        raise StoreError(
+            f"batch {number} of {log}{more} was taken out of the store ({log.directory}), and not by snapline: bring it back from a copy, "
+            f"or {WITHOUT_INPUTS}"
+        )
+
+
+def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None:
+    last = dict(consumed)
+    for logged in found:
+        if logged.agent in consumed and logged.number != last[logged.agent] + 1:
+            raise StoreError(
+                f"the host log lacks inputs {last[logged.agent] + 1} to {logged.number - 1} of agent {logged.agent}: they were given up "
+                "when newer epochs were complete; restore the store from a copy, or start from a later snapshot"
+            )
+        last[logged.agent] = logged.number
+
 
 CHUNK_PACK_BYTES = 32 * 2**20
 """Size at which a pack of new chunks is full. Two packs are written at once: one is hashed and copied while the other is written to disk. Deletion

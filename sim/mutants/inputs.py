@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from snapline.agent_runtime.host import driver, log_files
+from snapline.agent_runtime.host import driver, epoch_files
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
@@ -40,7 +40,7 @@ def not_sealed() -> list[Patch]:
     """Read the logs of earlier plans without sealing them, so that their hosts may continue to write."""
 
     def read_unsealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
-        return log_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
+        return epoch_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
 
     return [(driver, "read_logs", read_unsealed)]
 
@@ -64,7 +64,7 @@ def present_sealed() -> list[Patch]:
     def read_all_sealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
         for log in store.read_logs():
             store.seal_log(log)
-        return log_files.read_logs(store, command, agents)
+        return epoch_files.read_logs(store, command, agents)
 
     return [(driver, "read_logs", read_all_sealed)]
 
@@ -98,8 +98,8 @@ def retry_taken_for_another() -> list[Patch]:
 def log_not_read() -> list[Patch]:
     """Give agents no inputs that earlier plans accepted."""
 
-    def nothing(*_: object) -> log_files.LogContents:
-        return log_files.LogContents()
+    def nothing(*_: object) -> epoch_files.LogContents:
+        return epoch_files.LogContents()
 
     return [(driver, "read_logs", nothing)]
 
@@ -174,7 +174,7 @@ def _gaps_unnoticed() -> list[Patch]:
     def unchecked(*_: object) -> None:
         """Check nothing."""
 
-    return [(log_files, "_check_whole", unchecked), (AgentInputs, "add", add_any)]
+    return [(epoch_files, "_check_whole", unchecked), (AgentInputs, "add", add_any)]
 
 
 def answered_early() -> list[Patch]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.agent_runtime.host.epoch_reports import (
+from snapline.agent_runtime.host.epoch_files import (
     EPOCHS_KEPT,
     ChannelNumbers,
     EpochReports,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.log_files import LogContents, read_logs
+from snapline.agent_runtime.host.epoch_files import LogContents, read_logs
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.names import LogName, entry_path

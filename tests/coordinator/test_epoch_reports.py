@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
+from snapline.agent_runtime.host.epoch_files import ChannelNumbers, with_channels
 from snapline.coordinator.leader.epochs.open_epochs import Channels, ReportedChannels
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import coordinated_epochs

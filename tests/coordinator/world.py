@@ -12,7 +12,7 @@ from typing import Any
 from tests.coordinator.world_outputs import WorldOutputs
 from tests.kit.virtual_time import VirtualTime
 
-from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochReports, with_channels
+from snapline.agent_runtime.host.epoch_files import ChannelNumbers, EpochReports, with_channels
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.leader_state import LeaderOptions
