@@ -24,7 +24,7 @@ import msgspec
 import snapline
 from snapline.agent_runtime.durable import Pause, argument_digest
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, write_epoch
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent

@@ -14,9 +14,7 @@ from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_events as lt
-from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
-from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
-from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, ChunkTables, TakenCheckpoint
 from snapline.agent_runtime.host.coordinator_messages import (
     ask_stop,
     definition_of,

@@ -13,7 +13,7 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.fleet import encode_state, encode_unchecked
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
+from snapline.agent_runtime.host.checkpoint_writer import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import EncodingError, UsageError
 from snapline.messages.host_messages import CheckpointsStored

@@ -12,8 +12,7 @@ from tests.agent_runtime.test_checkpoint_files import KNOWN, Account, Teller, lo
 from snapline.agent_runtime.fleet import encode_unchecked
 from snapline.agent_runtime.host import checkpoint_writer as module
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint
-from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
+from snapline.agent_runtime.host.checkpoint_writer import CHANNEL_BYTES, CheckpointWriter, TakenCheckpoint
 from snapline.agent_runtime.host.logged_agent import Backlog, LoggedAgent
 from snapline.errors import StoreError
 from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage

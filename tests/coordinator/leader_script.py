@@ -38,7 +38,7 @@ from tests.kit.checkpoints import Packs, taken
 from tests.kit.golden import main, names_of, run_script
 from tests.kit.golden import show as show_value
 
-from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
+from snapline.agent_runtime.host.checkpoint_writer import write_checkpoints
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.coordinator.state.fleet_records import Committed

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
+from snapline.agent_runtime.host.checkpoint_writer import TakenCheckpoint
 from snapline.agent_runtime.host.host_events import Control, TakeCheckpoint
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.messages.host_messages import ReportedPack

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.coordinator.service import store_keeper
 from snapline.sim.faults.fault_kinds import DiskFault
 from snapline.sim.mutants.registry import template

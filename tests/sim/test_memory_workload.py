@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
