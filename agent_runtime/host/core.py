@@ -59,7 +59,7 @@ from snapline.agent_runtime.host.host_events import (
     ViewRequested,
     WaitingAgentsRequested,
 )
-from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
@@ -70,7 +70,6 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.plans import HostParts, HostPlans
-from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused

@@ -9,18 +9,32 @@ plan seal it before they read it. So a batch is either found by all of them or c
 In a signed store, the coordinator's answer has the certificate of this host's key, which every batch carries. In a signed or encrypted store, the
 host reports the number of its newest durable batch to the coordinator, at once but at most once a second: a reported batch cannot be removed
 unnoticed. Acknowledgements do not wait for the report.
+
+The part of a host core that puts journal entries of durable turns into the host log, and gives them to turns that are repeated.
+
+A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and that only the log could restore
+(`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn continues when the last of them is durable. So
+a completed step is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in the log, or the step
+runs again.
+
+After a recovery each agent gets the logged entries of turns that its checkpoint does not hold as ended. The repeated turn takes an entry only if it
+is the same turn at the same place (`logged_steps.py`). Agents that are not in the plan get their entries when they are created again.
 """
 
 from typing import Protocol
 
+from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
+from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.agent_io import PendingInput
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import DurableTurn
+from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHistory, LocalAgent
+from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LoggedEntry
+from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
@@ -235,3 +249,216 @@ class OwnLog:
 
 def _size_of(pending: Pending) -> int:
     return len(pending.input.payload if isinstance(pending, PendingInput) else pending.entry.entry.result)
+
+
+class MarkHandler(Protocol):
+    """Interface of the effects that the log of steps needs."""
+
+    def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
+        """Go on: the log holds that the effect is about to be called."""
+
+
+class StepLog:
+    """Log of the steps of the agents here."""
+
+    _effects: MarkHandler
+
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, log: OwnLog) -> None:
+        self._shared = shared
+        self._mailboxes = mailboxes
+        self._log = log
+        self._orphans: dict[str, list[LoggedEntry]] = {}
+        """Entries of agents that are not in the plan."""
+        self._has_warned = False
+        """The warning that the store takes no logs was written."""
+
+    def wire(self, effects: MarkHandler) -> None:
+        """Connect the effects above this part."""
+        self._effects = effects
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Clear everything: a plan ends the history of every agent here."""
+        self._orphans.clear()
+
+    def loaded(self, event: ev.AgentsLoaded) -> None:
+        """Set the agents' counts of durable turns, and give agents the logged entries of turns to come."""
+        agents, routes = self._shared.agents, self._shared.routes
+        for loaded in event.agents:
+            if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
+                agent = agents[loaded.agent]
+                agent.begun = DurableTurnHistory(loaded.checkpoint.durable_turns)
+                if agent.turn is not None:
+                    agent.turn.number = agent.begun.count
+        for logged in event.entries:
+            agent_here = agents.get(logged.agent)
+            if agent_here is not None:
+                _restore(agent_here, logged)
+            elif logged.agent not in routes:
+                self._orphans.setdefault(logged.agent, []).append(logged)
+
+    def created(self, agent: LocalAgent) -> None:
+        """Give logged entries to an agent that is created here, perhaps again."""
+        for logged in self._orphans.pop(agent.id, ()):
+            _restore(agent, logged)
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def began(self, agent: LocalAgent) -> int:
+        """Count a durable turn that has begun; return its number."""
+        if agent.begun is None:
+            agent.begun = DurableTurnHistory()
+        agent.begun.count += 1
+        return agent.begun.count
+
+    def ended(self, agent: LocalAgent) -> None:
+        """Drop the logged entries of the last durable turn, which has ended."""
+        if agent.begun is not None:
+            agent.begun.logged.pop(agent.begun.count, None)
+
+    def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """Drop logged failures of steps beyond the journal of a repeated turn: these steps run again."""
+        if agent.begun is not None and turn.number in agent.begun.logged:
+            agent.begun.logged[turn.number] = tuple(
+                entry
+                for entry in agent.begun.logged[turn.number]
+                if entry.place < len(turn.journal) or (entry.entry.kind, entry.entry.outcome) != ("step", FAILED)
+            )
+
+    def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """Log a turn whose step has ended; the turn continues when the log holds this entry and all earlier ones."""
+        if self._log.why_none:
+            self._tell(self._log.why_none)
+            return
+        known = self._places_known(agent, turn)
+        fresh = [
+            place
+            for place in range(turn.logged, len(turn.journal))
+            if turn.journal[place].kind in LOGGED_KINDS and place not in known
+        ]
+        turn.logged = len(turn.journal)
+        for place in fresh:
+            prefix = self._prefix_of(turn, place)
+            entry = LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, turn.journal[place])
+            self._log.put(PendingEntry(entry, turn, is_last=place == fresh[-1]))
+        turn.is_logging = bool(fresh)
+        self._log.append()
+
+    def _tell(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._shared.note(
+                "warning",
+                f"{why}: steps of durable turns are in checkpoints only, and may be run again after a recovery",
+            )
+
+    def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
+        """Return the places of this very turn that earlier plans have logged, looked up once."""
+        places: dict[int, None] = {}
+        logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
+        by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
+        for logged_entry in logged:
+            if logged_entry.seed == turn.seed:
+                by_place.setdefault((logged_entry.place, logged_entry.prefix), []).append(logged_entry.entry)
+        if by_place:
+            prefix = b""
+            for place, entry in enumerate(turn.journal):
+                if entry in by_place.get((place, prefix), ()):
+                    places[place] = None
+                prefix = rolled(prefix, (entry,))
+        return places
+
+    def logged_of(
+        self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
+    ) -> JournalEntry | None:
+        """Return the logged entry of the effect at which the turn waits; None: there is none, or of another past, or of another generation."""
+        logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
+        place = len(turn.journal)
+        request = waits.kind, waits.name, waits.digest, identity
+        for logged_entry in logged:
+            entry = logged_entry.entry
+            is_it = (entry.kind, entry.name, entry.digest, entry.sender) == request and entry.outcome in (DONE, FAILED)
+            if (
+                is_it
+                and (logged_entry.seed, logged_entry.place) == (turn.seed, place)
+                and logged_entry.prefix == rolled(b"", turn.journal)
+            ):
+                return entry
+        return None
+
+    def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
+        """Return the digest of the journal before a place. Places only grow, so each entry is digested once, unless a mark precedes the entries of
+        the checkpoint."""
+        if place < turn.rolled:
+            turn.prefix, turn.rolled = b"", 0
+        turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
+        turn.rolled = place
+        return turn.prefix
+
+    def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
+        """Log that the effect at which the turn waits is about to be called; when that is durable, `MarkHandler.marked` is called."""
+        place = len(turn.journal)
+        logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
+        self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
+        self._log.append()
+
+    def appended(self, pending: PendingEntry) -> None:
+        """Continue a turn whose entry is durable. The agent may have another turn now, or none."""
+        agent = self._shared.agents.get(pending.entry.agent)
+        if agent is None or agent.turn is not pending.turn:
+            return
+        if pending.is_mark:
+            self._effects.marked(agent, pending.turn, pending.entry.entry)
+        elif pending.is_last:
+            pending.turn.is_logging = False
+            self._mailboxes.next_turn(agent)
+
+
+def mark_of(opened: OpenEffect) -> JournalEntry:
+    """Return the log entry of an effect that is about to be called. The number of the releasing output distinguishes it from a call that an operator
+    resolved as not made."""
+    number = opened.number.to_bytes(8, "big")
+    return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
+
+
+def is_mark(entry: JournalEntry) -> bool:
+    """Return whether this is such an entry."""
+    return (entry.kind, entry.outcome) == (EFFECT, BEGUN)
+
+
+def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
+    begun = agent.begun
+    ended_count = 0 if begun is None else begun.count - (agent.turn is not None)
+    if logged.turn > ended_count:
+        if begun is None:
+            begun = agent.begun = DurableTurnHistory()
+        begun.logged[logged.turn] = (*begun.logged.get(logged.turn, ()), logged)
+        _note_earlier_compensation(agent, logged.entry)
+        _note_earlier_call(agent, logged.entry)
+        _note_discarded_effect(agent, logged.entry)
+
+
+def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
+    """Note an effect undone in a discarded history: it is not done, even if the log records that it was done."""
+    undone = undone_by(entry)
+    if undone is not None:
+        if agent.effects is None:
+            agent.effects = AgentEffects()
+        agent.effects.note_earlier_undo(*undone)
+
+
+def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
+    """Note that an earlier incarnation was about to call the agent's open effect. Checkpoints record this from now on, since logs do not keep
+    discarded history forever."""
+    effects = agent.effects
+    if effects is not None and effects.open is not None and entry == mark_of(effects.open):
+        effects.begun()
+
+
+def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:
+    """Note an effect called before the fleet went back past the call: the agent knows that it was done, or may have been."""
+    if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
+        if agent.effects is None:
+            agent.effects = AgentEffects()
+        agent.effects.note_earlier_call(entry)

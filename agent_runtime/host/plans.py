@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
-from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
@@ -21,7 +21,6 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

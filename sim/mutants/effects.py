@@ -6,8 +6,8 @@ from snapline.agent_runtime import sagas as asked
 from snapline.agent_runtime.host.agent_effects import COMPENSATED, AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.sagas import Saga
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import SavedEffects

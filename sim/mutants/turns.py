@@ -8,8 +8,8 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, LoggedSteps, TurnJournal, call_id, turn_seed
 from snapline.agent_runtime.host import epoch_files, turns
 from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
-from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.turns import Turns
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry

@@ -34,8 +34,8 @@ from snapline.agent_runtime.host.host_events import (
     EffectsRequested,
     ViewRequested,
 )
+from snapline.agent_runtime.host.host_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
@@ -486,7 +486,7 @@ def marks_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def finds_nothing(patch: pytest.MonkeyPatch) -> None:
     """Logs are not asked."""
-    patch.setattr("snapline.agent_runtime.host.step_log._note_earlier_call", lambda agent, entry: None)
+    patch.setattr("snapline.agent_runtime.host.host_log._note_earlier_call", lambda agent, entry: None)
 
 
 def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,7 @@ def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
 def takes_any(patch: pytest.MonkeyPatch) -> None:
     """Whatever the log says of that effect counts."""
     patch.setattr(
-        "snapline.agent_runtime.host.step_log._note_earlier_call",
+        "snapline.agent_runtime.host.host_log._note_earlier_call",
         lambda agent, entry: agent.effects.begun() if is_mark(entry) else None,
     )
 

@@ -10,7 +10,7 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_effects import Effects
-from snapline.agent_runtime.host.step_log import StepLog, mark_of
+from snapline.agent_runtime.host.host_log import StepLog, mark_of
 from snapline.agent_runtime.sagas import Saga
 
 Patch = pytest.MonkeyPatch
@@ -314,7 +314,7 @@ def adopts_nothing(patch: Patch) -> None:
 
 def log_forgotten(patch: Patch) -> None:
     """What the host log knows of an effect is not looked for."""
-    patch.setattr("snapline.agent_runtime.host.step_log.StepLog.logged_of", lambda *rest: None)
+    patch.setattr("snapline.agent_runtime.host.host_log.StepLog.logged_of", lambda *rest: None)
 
 
 MUTANTS = [

@@ -24,8 +24,8 @@ from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_log
+from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.step_log import StepLog
 from snapline.messages import host_messages as msg
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LoggedEntry
