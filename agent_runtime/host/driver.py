@@ -24,7 +24,14 @@ from snapline.agent_runtime.host.coordinator_messages import (
     timed,
 )
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
+from snapline.agent_runtime.host.driver_interfaces import (
+    Execute,
+    HostEnvironment,
+    HostObserver,
+    RunTurn,
+    TraceSink,
+    Transport,
+)
 from snapline.agent_runtime.host.epoch_files import (
     Capture,
     Captures,
@@ -39,7 +46,6 @@ from snapline.agent_runtime.host.epoch_files import (
 from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
-from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.turn_environment import TurnEnvironment

@@ -32,9 +32,9 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome

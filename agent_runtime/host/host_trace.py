@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink
+from snapline.agent_runtime.host.driver_interfaces import HostEnvironment, TraceSink
 from snapline.agent_runtime.host.host_events import TracingRequested
 from snapline.folders import make_private
 from snapline.messages.client_requests import RecentTrace, TraceWanted

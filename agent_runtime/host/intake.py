@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host.environment import HostEnvironment
+from snapline.agent_runtime.host.driver_interfaces import HostEnvironment
 from snapline.agent_runtime.host.host_events import (
     AnswerEffects,
     AnswerView,

@@ -32,9 +32,9 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
+from snapline.agent_runtime.host.driver_interfaces import RunTurn
 from snapline.agent_runtime.host.failures import HEAD_BYTES, MessageSample, digest_of_turn
 from snapline.agent_runtime.host.host_events import RunStep
-from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.turn_environment import IN_THREAD
 from snapline.channels.child_processes import exit_if_child
 from snapline.errors import EncodingError

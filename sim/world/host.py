@@ -19,9 +19,9 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.driver import HostDriver
+from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_service import look_at, placed
-from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.client_requests import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage

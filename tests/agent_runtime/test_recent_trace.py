@@ -11,7 +11,7 @@ from tests.agent_runtime.test_host_core_epochs import begin, mark
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_trace
-from snapline.agent_runtime.host.environment import HostEnvironment
+from snapline.agent_runtime.host.driver_interfaces import HostEnvironment
 from snapline.agent_runtime.host.host_trace import KEPT_S, LOOK_S, RecentLines, Tracing
 from snapline.errors import ProtocolError
 from snapline.messages.client_requests import TRACE, Question, RecentTrace, TraceWanted
