@@ -7,11 +7,14 @@ meanwhile.
 
 While C code holds the GIL, this thread does not run either. It logs the blockage afterwards; it gets the GIL before the blocking code continues, so
 the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some time after the limit.
+
+Description of the code that a host's event loop is running, from its stack; called from another thread.
 """
 
 import asyncio
 import contextlib
 import faulthandler
+import inspect
 import linecache
 import logging
 import os
@@ -19,13 +22,16 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
 import grpc
 
 import snapline
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host.host_events import RunStep, StartTurn
+from snapline.agent_runtime.host.turns import Turns
 from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice
 from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
@@ -267,3 +273,40 @@ def _place_of(frame: FrameType) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(file, line).strip()[:CODE_CHARACTERS_MAX]
     return f"{file}:{line}, in {frame.f_code.co_qualname}" + (f": {code}" if code else "")
+
+
+def describe_running(
+    at: StartTurn | RunStep | None,
+    codes: Collection[CodeType],
+    type_of: Callable[[str], AgentType | None],
+    *,
+    in_task: str,
+    imaged: str,
+) -> str:
+    """Return the agent and handler or step that runs; "" if no agent's code runs.
+
+    Args:
+        at: last started turn or step that has not returned.
+        type_of: type of an agent on this host.
+        in_task: agent of the running task.
+        imaged: agent whose image was taken last.
+    """
+    if Turns.capture.__code__ in codes:
+        return f"agent {imaged}, the image of its state"
+    match at:
+        case RunStep():
+            return f"agent {at.agent}, step {at.name}"
+        case StartTurn():
+            agent = at.agent
+        case None:
+            agent = in_task
+    return f"agent {agent}, {_handler_in(type_of(agent), codes) or 'its turn'}" if agent else ""
+
+
+def _handler_in(known: AgentType | None, codes: Collection[CodeType]) -> str:
+    if known is None:
+        return ""
+    if getattr(known.agent_class.on_start, "__code__", None) in codes:
+        return "on_start"
+    names = [x.name for x in known.handlers.values() if inspect.unwrap(x.function).__code__ in codes]
+    return f"handler {names[0]}" if names else ""
