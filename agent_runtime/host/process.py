@@ -25,10 +25,10 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_session import CoordinatorUsers, HostStop, Session
 from snapline.agent_runtime.host.driver import HostDriver
+from snapline.agent_runtime.host.host_metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.host_trace import TraceWriter
 from snapline.agent_runtime.host.input_service import InputService, TakeInput, unchanged_payload
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch, describe_running
-from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.turn_marks import ProcessMarks
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import close_in_children, exit_if_child, handle_signal, port_of

@@ -3,7 +3,7 @@
 from typing import cast
 
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.metrics import EPOCHS_KEPT, HostMetrics
+from snapline.agent_runtime.host.host_metrics import EPOCHS_KEPT, HostMetrics
 from snapline.messages.host_messages import BeginEpoch, CheckpointsStored, EndEpoch, EpochReport, ReportedPack
 from snapline.telemetry.metrics import Distribution
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snapline.agent_runtime.host.metrics import FAMILIES as HOST
+from snapline.agent_runtime.host.host_metrics import FAMILIES as HOST
 from snapline.coordinator.service.metrics import FLEET, RAFT
 from snapline.telemetry.metrics import PREFIX, PROCESS_INFO, Family
 from snapline.telemetry.spans import SPANS
