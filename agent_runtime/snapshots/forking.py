@@ -46,11 +46,11 @@ from snapline.storage.capture.plain_values import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.keys.protection import resolve_keys
 from snapline.storage.log.record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.protection import resolve_keys
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant
 from snapline.storage.transfer.forking import ForkOrder, write_fork

@@ -16,8 +16,8 @@ from snapline.storage.keys.key_files import (
     read_wrapping_key,
 )
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.keys.protection import load_protection
 from snapline.storage.store import files
+from snapline.storage.store.protection import load_protection
 from snapline.storage.store.store import Store
 
 PACK = "a" * 32

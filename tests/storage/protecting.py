@@ -10,7 +10,7 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, seal
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.keys.key_records import KEYS_KIND
-from snapline.storage.keys.protection import Protection, load_protection
+from snapline.storage.store.protection import Protection, load_protection
 
 STORE = "5" * 32
 OTHER_STORE = "6" * 32

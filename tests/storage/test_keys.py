@@ -45,7 +45,7 @@ from snapline.storage.keys.key_files import (
     read_wrapping_key,
 )
 from snapline.storage.keys.key_records import list_keys, read_record
-from snapline.storage.keys.protection import load_protection
+from snapline.storage.store.protection import load_protection
 
 # -- key files ---------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from tests.storage.protecting import (
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
 from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Guard
 from snapline.storage.disk.record import OVERHEAD_BYTES, digest_of
-from snapline.storage.keys import encryption, protection
+from snapline.storage.keys import encryption
 from snapline.storage.keys.key_files import (
     NO_KEYS,
     Keys,
@@ -42,9 +42,10 @@ from snapline.storage.keys.key_files import (
     make_signing_key,
 )
 from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
-from snapline.storage.keys.protection import Protection
 from snapline.storage.keys.signing import epoch_message
 from snapline.storage.packs.blob import Keyring, PackBlob, decode_blob, encode_blob
+from snapline.storage.store import protection
+from snapline.storage.store.protection import Protection
 
 SIGNER = make_signing_key(b"s" * 32)
 
@@ -350,7 +351,7 @@ def test_without_the_package_keys_are_refused_and_plain_stores_work(
 def test_importing_takes_no_cryptography() -> None:
     import subprocess
 
-    code = "import sys, snapline.storage.keys.protection, snapline.storage.keys.key_rotation; print('cryptography' in sys.modules)"
+    code = "import sys, snapline.storage.store.protection, snapline.storage.keys.key_rotation; print('cryptography' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
 

@@ -1,7 +1,7 @@
 """Records of deleted batches of host logs, made by the deleter.
 
 The problem. Anyone who can write to the store can remove a batch without a trace: deletion of garbage leaves gaps in logs, and nothing else
-records where logs end. The model is that of `keys/protection.py`: the attacker has no key.
+records where logs end. The model is that of `store/protection.py`: the attacker has no key.
 
 Where a store is signed or encrypted, a record lists batches before they are deleted (`log/deleted.<random>`, kind `LDEL`). The record holds
 ranges of numbers for each log, authenticated with a key. Every number up to the highest batch, and up to the newest that the coordinator

@@ -1,1 +1,377 @@
-""" """
+"""Encryption and signatures of one store: only the owner can read it, and only the owner's data is accepted.
+
+Model: others may read the store, and may change it arbitrarily, but have no key file. Then
+
+- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal, but no content.
+  Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
+- any replacement of a blob, key or ref is refused. Blobs are authenticated together with their place, size
+  and digest. Refs are signed over store, epoch and root. A process that has a key refuses plain blobs or unsigned refs, which
+  prevents downgrade attacks;
+- they can delete, which keys cannot prevent.
+
+Key hierarchy (`key_files.py`, `key_records.py`, `encryption.py`):
+
+    key-encryption key (a file of the operator)  wraps
+      digest key (one per store)                 keys the digests of plain bytes
+      data key (one per writer, that is, per start of a host; made at its first pack)
+        pack key = HKDF(data key, pack id)       seals the blobs of one pack
+
+A key's record is durable before `begin_pack` returns, so a crash cannot remove the key of a visible pack. Keys
+are read when they are needed; opening or reading a store creates nothing.
+
+Opening a store checks its kind. A store with keys is refused without a key file. A store with
+packs but no keys is refused with a key file: it is either a plain store, or its keys were removed.
+
+Carries: G11, also against tampering.
+"""
+
+import hmac
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from blake3 import blake3
+
+from snapline.errors import StoreError, StoreKeyError, UsageError
+from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk
+from snapline.storage.disk.record import Buffer, digest_of
+from snapline.storage.keys import key_records, signing
+from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
+from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
+from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
+from snapline.storage.log.reader import holds_batches
+from snapline.storage.object_streams.segments import list_object_streams, list_segments
+from snapline.storage.outputs.reader import holds_outputs
+from snapline.storage.store import files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+DATA_KEYS_MAX = 256
+"""Number of data keys kept in memory: a restore reads packs of few writers. Reading a dropped one again takes 1 ms."""
+
+PACK_CIPHERS_MAX = 1024
+"""Number of pack ciphers kept for reading: an epoch of a large fleet. Making a dropped one again takes 0.1 ms."""
+
+WRITERS_MAX = 64
+"""Number of writers whose keys are kept: a process has one, except in tests. A dropped one gets another data key."""
+
+BEGUN_PACKS_MAX = 4096
+"""Number of pack ids remembered to refuse a second use: a caller that repeats one does so soon."""
+
+VERIFIED_MAX = 64
+"""Number of valid signatures that are remembered: all batches of a host log contain the same certificate."""
+
+_KEY_ID_BYTES = 16
+
+_AUTHENTICATION_CONTEXT = "snapline 1 key of what is vouched for"
+
+_Value = TypeVar("_Value")
+
+
+class Protection:
+    """Encryption and signatures of one store. Threads may share it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        keys: Keys,
+        *,
+        digest_key: bytes | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """Use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it was not read yet."""
+        self._disk = disk
+        self._store_id = store_id
+        self._keys = keys
+        self._random_bytes = random_bytes
+        self._lock = threading.RLock()
+        self._digest_key = digest_key
+        self._data_keys = _LruCache[bytes](DATA_KEYS_MAX)
+        self._ciphers = _LruCache[PackCipher](PACK_CIPHERS_MAX)
+        self._writers = _LruCache[str](WRITERS_MAX)
+        self._begun = _LruCache[None](BEGUN_PACKS_MAX)
+        self._verified = _LruCache[bool](VERIFIED_MAX)
+        self._log_signer: tuple[Ed25519PrivateKey, bytes] | None = None
+        self._signer = None if keys.signing is None else signing.load_private(keys.signing.secret)
+        self._verifiers = [signing.load_public(key.public) for key in keys.verify_keys()]
+
+    # -- encryption ----------------------------------------------------------------------------------------------------
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether new blobs are encrypted, and plain ones refused."""
+        return bool(self._keys.wrapping)
+
+    def prepare(self) -> None:
+        """Create the digest key now, if the store is to be encrypted and has none; otherwise it is created on first use.
+
+        Racing processes agree on one only if the disk supports conditional creation. On other object stores
+        the coordinator calls this before it lets any host write.
+        """
+        if self.encrypts:
+            self._load_digest_key()
+
+    def digest(self, data: Buffer) -> bytes:
+        """Return the digest of a blob's plain bytes, 32 bytes: BLAKE3, keyed if this store is encrypted.
+
+        Raises:
+            StoreError: the digest key had to be created, and could not be written.
+        """
+        if not self.encrypts:
+            return digest_of(data)
+        return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
+
+    def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
+        """Return the cipher for the blobs of a new pack. Its key is durable when this returns.
+
+        Args:
+            writer: id of the writer, which gets a data key at its first pack.
+            pack_id: random, and never used before: the pack's key is derived from it.
+
+        Raises:
+            UsageError: there is no key, or the pack was begun before.
+            StoreError: the key could not be written.
+        """
+        if not self.encrypts:
+            raise UsageError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
+        with self._lock:
+            if pack_id in self._begun:
+                raise UsageError(f"the pack {pack_id} was begun before: what is written again needs another id")
+            self._load_digest_key()
+            key_id = self._writers.get(writer) or self._make_data_key(writer)
+            self._begun.put(pack_id, None)
+            return PackCipher(key_id, self._data_key(key_id), pack_id, seals=True)
+
+    def open_pack(self, key_id: str, pack_id: str) -> PackCipher:
+        """Return the cipher that opens the blobs of a pack whose header names `key_id`.
+
+        Raises:
+            StoreError: no given key file unwraps that key; names the required one.
+            DamagedDataError: the key is missing or damaged.
+        """
+        if not is_data_key_id(key_id):
+            raise StoreError(
+                f"the pack {pack_id} names the key {key_id!r}, and no key is called so: restore another epoch"
+            )
+        with self._lock:
+            name = f"{key_id} {pack_id}"
+            cipher = self._ciphers.get(name)
+            if cipher is None:
+                cipher = PackCipher(key_id, self._data_key(key_id), pack_id, seals=False)
+                self._ciphers.put(name, cipher)
+            return cipher
+
+    def check_key_file(self, path: str) -> KeyRecord:
+        """Return the record of a key after every check that the given keys allow; DamagedDataError names the problem."""
+        return key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=self._keys)
+
+    # -- signatures ----------------------------------------------------------------------------------------------------
+
+    @property
+    def signs(self) -> bool:
+        """Whether refs written by this process are signed."""
+        return self._signer is not None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether refs without a valid signature are refused."""
+        return bool(self._verifiers)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of `message` (`signing.epoch_message`), 64 bytes, the same each time."""
+        if self._signer is None:
+            raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
+        return signing.sign(self._signer, message)
+
+    def verify(self, message: bytes, signature: bytes) -> bool:
+        """Return whether a trusted key signed `message`; False for invalid or empty signatures."""
+        known = blake3(len(message).to_bytes(8, "big") + message + signature).hexdigest()
+        with self._lock:
+            if self._verified.get(known):
+                return True
+        is_signed = any(signing.is_signed(public, message, signature) for public in self._verifiers)
+        if is_signed:
+            with self._lock:
+                self._verified.put(known, True)
+        return is_signed
+
+    def log_key(self) -> bytes:
+        """Return the public half of the key with which this process signs batches of host logs. The private half never leaves the process."""
+        return self._own_log_key()[1]
+
+    def sign_batch(self, message: bytes) -> bytes:
+        """Return the signature of `message` with that key."""
+        return signing.sign(self._own_log_key()[0], message)
+
+    def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
+        """Return whether the private half of `public` signed `message`; False for an invalid key."""
+        try:
+            return signing.is_signed(signing.load_public(public), message, signature)
+        except UsageError:
+            return False
+
+    def authenticate(self, message: bytes) -> bytes:
+        """Return a signature of `message` where refs are signed, otherwise its digest under a key derived from the digest key.
+
+        Raises:
+            UsageError: refs are signed, and only the public key is given.
+            StoreError: the digest key could not be written.
+        """
+        return self.sign(message) if self.verifies else self._tag(message)
+
+    def is_authentic(self, message: bytes, tag: bytes) -> bool:
+        """Return whether a holder of a key made this tag."""
+        return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _own_log_key(self) -> "tuple[Ed25519PrivateKey, bytes]":
+        with self._lock:
+            if self._log_signer is None:
+                secret = self._random_bytes(KEY_BYTES)
+                self._log_signer = signing.load_private(secret), signing.public_key_of(secret)
+            return self._log_signer
+
+    def _tag(self, message: bytes) -> bytes:
+        key = blake3(self._digest_key or self._load_digest_key(), derive_key_context=_AUTHENTICATION_CONTEXT).digest()
+        return blake3(message, key=key).digest()
+
+    def _load_digest_key(self) -> bytes:
+        """Return the digest key. If several processes race, one makes the key, and all get that one."""
+        with self._lock:
+            if self._digest_key is None:
+                is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
+                opened = open_key(self._disk, self._store_id, DIGEST_KEY, self._keys)
+                if is_ours and opened.record.generation > 0:
+                    # A rotation had already replaced another first generation: this record is a stray.
+                    key_records.remove_generations(self._disk, [key_records.key_path(DIGEST_KEY, 0)])
+                self._digest_key = opened.secret
+            return self._digest_key
+
+    def _make_data_key(self, writer: str) -> str:
+        key_id = self._random_bytes(_KEY_ID_BYTES).hex()
+        if not self._write_key(key_id, writer=writer):
+            raise StoreError(f"the new key {key_id} exists in the store {self._disk.location}: its random ids repeat")
+        self._writers.put(writer, key_id)
+        return key_id
+
+    def _write_key(self, key_id: str, *, writer: str) -> bool:
+        """Create a key; return False if another process created it first."""
+        secret = self._random_bytes(KEY_BYTES)
+        record = make_record(
+            self._store_id,
+            key_id,
+            secret,
+            self._keys.wrapping[0],
+            generation=0,
+            writer=writer,
+            random_bytes=self._random_bytes,
+        )
+        return key_records.write_record(self._disk, record, random_bytes=self._random_bytes, point="store.keys.create")
+
+    def _data_key(self, key_id: str) -> bytes:
+        data_key = self._data_keys.get(key_id)
+        if data_key is None:
+            data_key = open_key(self._disk, self._store_id, key_id, self._keys).secret
+            self._data_keys.put(key_id, data_key)
+        return data_key
+
+
+def load_protection(
+    disk: Disk, store_id: str, keys: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Protection:
+    """Return the store's protection, after checking that the store and `keys` belong together. Changes nothing.
+
+    Raises:
+        StoreKeyError: the store is encrypted and its key file is not among `keys`, or it is not encrypted and there is a key.
+        DamagedDataError: its digest key is missing or damaged.
+        UsageError: the package `cryptography` is needed and missing.
+    """
+    if keys.wrapping:
+        require_package()
+    listed = _list_keys(disk, is_key_given=bool(keys.wrapping))
+    digest_key = open_key(disk, store_id, DIGEST_KEY, keys, listed=listed).secret if listed else None
+    return Protection(disk, store_id, keys, digest_key=digest_key, random_bytes=random_bytes)
+
+
+def resolve_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
+    """Return `keys`, or those of the environment. With a `disk`, the environment is not used."""
+    return keys_from_environment() if keys is None and disk is None else keys
+
+
+def make_guard(
+    disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Protection | None:
+    """Return the store's protection; None without keys. Errors as `load_protection`."""
+    if keys is None:
+        return None
+    guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
+    return guard if guard.encrypts or guard.signs or guard.verifies else None
+
+
+def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
+    """Return the store's keys; StoreKeyError if the store is unencrypted and there is a key file."""
+    listed = list_keys(disk)
+    if listed or not is_key_given or not _holds_packs(disk):
+        return listed
+    listed = list_keys(disk)
+    if listed:  # Another process has just created the first key, and then the first pack.
+        return listed
+    raise StoreKeyError(
+        f"the store {disk.location} holds packs, batches, outputs or a shelf, but no keys: it was made without encryption, or its folder "
+        f"{layout.KEYS} is lost; unset {STORE_KEY_VARIABLE} to use it as it is, or make a new store"
+    )
+
+
+def _holds_packs(disk: Disk) -> bool:
+    """Return whether there is a file in a writer's folder, a batch, an output, or a segment. A writer that died early may leave an empty
+    folder."""
+    for folder in (layout.PACKS, layout.CHECKPOINTS):
+        for entry in _list(disk, folder):
+            if entry.is_directory and any(
+                not entry_in_folder.is_directory for entry_in_folder in _list(disk, f"{folder}/{entry.name}")
+            ):
+                return True
+    return (
+        holds_batches(disk)
+        or holds_outputs(disk)
+        or any(list_segments(disk, object_stream) for object_stream in list_object_streams(disk))
+    )
+
+
+def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
+    with files.reading(disk, directory):
+        try:
+            return disk.list_directory(directory)
+        except FileNotFoundError:
+            return []
+
+
+class _LruCache(Generic[_Value]):
+    """A dict of the `size_max` most recently used entries."""
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._entries: OrderedDict[str, _Value] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> _Value | None:
+        """Return the entry and mark it as used."""
+        if name not in self._entries:
+            return None
+        self._entries.move_to_end(name)
+        return self._entries[name]
+
+    def put(self, name: str, value: _Value) -> None:
+        """Add an entry; the least recently used one is dropped."""
+        self._entries[name] = value
+        if len(self._entries) > self._size_max:
+            self._entries.popitem(last=False)

@@ -42,7 +42,6 @@ from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.keys_in_use import keys_in_use
-from snapline.storage.keys.protection import make_guard, resolve_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, PreparedBatch
 from snapline.storage.log.writer import LogWriter
@@ -69,6 +68,7 @@ from snapline.storage.store.manifest import (
     read_ref,
 )
 from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
 SIGNERS_MAX = 16

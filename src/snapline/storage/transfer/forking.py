@@ -31,7 +31,6 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.keys.protection import make_guard
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
@@ -48,6 +47,7 @@ from snapline.storage.store.files import exists
 from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.store.protection import make_guard
 from snapline.storage.store.snapshot_reading import PlacedBlob, digests_of, place_of, read_blobs, read_checkpoints
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import pack_groups
