@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.agent_runtime.test_incremental_epochs import CHUNK, LENGTH, Host, Line
 
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
-from snapline.agent_runtime.snapshots import difference, state_difference
-from snapline.agent_runtime.snapshots.difference import snapshot_difference
+from snapline.agent_runtime.snapshots import snapshot_difference as snapshot_difference_module
+from snapline.agent_runtime.snapshots import state_difference
+from snapline.agent_runtime.snapshots.snapshot_difference import snapshot_difference
 from snapline.agent_runtime.snapshots.state_difference import (
     StateChanges,
     _Alignment,
@@ -519,8 +520,8 @@ def test_a_message_under_a_number_used_again_is_another_one(store: Store) -> Non
 
 
 def test_lists_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(difference, "AGENTS_MAX", 2)
-    monkeypatch.setattr(difference, "CHANNELS_MAX", 1)
+    monkeypatch.setattr(snapshot_difference_module, "AGENTS_MAX", 2)
+    monkeypatch.setattr(snapshot_difference_module, "CHANNELS_MAX", 1)
     names = [f"a{n}" for n in range(5)]
     write(store, 1, [checkpoint(x, 1) for x in [*names, *(f"g{n}" for n in range(4))]])
     many = {"z": [message(n) for n in range(1, 9)]}

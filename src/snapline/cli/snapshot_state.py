@@ -1,6 +1,7 @@
-"""`snapline snapshot diff`: changes between two snapshots, computed by `agent_runtime/snapshots/difference.py`.
+"""State in snapshots: `snapline snapshot diff`, and the fields of a state for `snapshot show --agent`.
 
-`snapline snapshot show --agent`: a state field by field, and one field in full; an array also as a file for NumPy.
+The changes between two snapshots are computed by `agent_runtime/snapshots/snapshot_difference.py`. A state is shown field by field, or one field in
+full; an array can be written to a file for NumPy.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def diff(
 
     Agents, fields of their states, messages in channels, timers, dead letters. None of the fleet's classes is loaded.
     """
-    from snapline.agent_runtime.snapshots.difference import snapshot_difference
+    from snapline.agent_runtime.snapshots.snapshot_difference import snapshot_difference
 
     difference = snapshot_difference(place.open(), before, after, agent=agent)
     display.printer().result(document("SnapshotDifference", **difference), _show)
