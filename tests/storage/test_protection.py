@@ -33,7 +33,8 @@ from tests.storage.protecting import (
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
 from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Guard
 from snapline.storage.disk.record import OVERHEAD_BYTES, digest_of
-from snapline.storage.keys import encryption
+from snapline.storage.keys import ciphers as ciphers_module
+from snapline.storage.keys.ciphers import epoch_message
 from snapline.storage.keys.key_files import (
     NO_KEYS,
     Keys,
@@ -42,7 +43,6 @@ from snapline.storage.keys.key_files import (
     make_signing_key,
 )
 from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
-from snapline.storage.keys.signing import epoch_message
 from snapline.storage.packs.blob import Keyring, PackBlob, decode_blob, encode_blob
 from snapline.storage.store import protection
 from snapline.storage.store.protection import Protection
@@ -68,13 +68,13 @@ def test_what_was_sealed_opens_in_another_process() -> None:
         b"blob 1",
         b"blob 1000000000000",
     ]
-    assert {len(data) for data in sealed[:2]} == {6 + CIPHER_OVERHEAD_BYTES} == {6 + encryption.OVERHEAD_BYTES}
+    assert {len(data) for data in sealed[:2]} == {6 + CIPHER_OVERHEAD_BYTES} == {6 + ciphers_module.OVERHEAD_BYTES}
 
 
 @given(data=st.binary(max_size=200), context=st.binary(max_size=50), index=st.integers(0, 2**63 - 1))
 def test_any_bytes_open_and_none_of_them_show(data: bytes, context: bytes, index: int) -> None:
-    sealing = encryption.PackCipher("k", b"d" * 32, PACK, seals=True)
-    opening = encryption.PackCipher("k", b"d" * 32, PACK, seals=False)
+    sealing = ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=True)
+    opening = ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=False)
     sealed = sealing.seal(index, context, memoryview(bytearray(data)))
     assert opening.open(index, context, memoryview(sealed)) == data
     assert len(data) < 8 or data not in sealed
@@ -83,9 +83,9 @@ def test_any_bytes_open_and_none_of_them_show(data: bytes, context: bytes, index
 def test_views_of_arrays_are_sealed_as_their_bytes() -> None:
     numpy = pytest.importorskip("numpy")
     array = numpy.arange(12, dtype="<u4").reshape(3, 4)
-    sealing = encryption.PackCipher("k", b"d" * 32, PACK, seals=True)
+    sealing = ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=True)
     sealed = sealing.seal(0, b"", memoryview(array))
-    assert encryption.PackCipher("k", b"d" * 32, PACK, seals=False).open(0, b"", sealed) == array.tobytes()
+    assert ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=False).open(0, b"", sealed) == array.tobytes()
 
 
 def test_a_blob_in_another_place_is_refused() -> None:
@@ -140,7 +140,7 @@ def test_no_nonce_is_used_twice() -> None:
 
 def test_a_failed_sealing_uses_up_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     cipher = load(make_disk()).begin_pack("h1.1", PACK)
-    monkeypatch.setattr(encryption, "SEAL_BYTES_MAX", 10)
+    monkeypatch.setattr(ciphers_module, "SEAL_BYTES_MAX", 10)
     with pytest.raises(UsageError, match="11 bytes cannot be encrypted"):
         cipher.seal(0, CONTEXT, b"x" * 11)
     assert cipher.open(0, CONTEXT, cipher.seal(0, CONTEXT, b"x" * 10)) == b"x" * 10, "too large: nothing was sealed"

@@ -33,8 +33,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.keys.encryption import KEY_BYTES
-from snapline.storage.keys.signing import public_key_of
+from snapline.storage.keys.ciphers import KEY_BYTES, public_key_of
 
 STORE_KEY_VARIABLE = "SNAPLINE_STORE_KEY"
 SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"

@@ -26,7 +26,7 @@ from snapline.errors import DamagedDataError, StoreError, StoreKeyError
 from snapline.storage.disk.layout import KEYS
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
-from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, key_check_value, unwrap, wrap
+from snapline.storage.keys.ciphers import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, key_check_value, unwrap, wrap
 from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
 from snapline.storage.store import files
 

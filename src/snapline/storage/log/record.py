@@ -26,7 +26,7 @@ from snapline.storage.disk.record import (
     unseal,
     version_of,
 )
-from snapline.storage.keys.signing import log_message
+from snapline.storage.keys.ciphers import log_message
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files

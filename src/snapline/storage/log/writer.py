@@ -46,7 +46,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
-from snapline.storage.keys.signing import log_message
+from snapline.storage.keys.ciphers import log_message
 from snapline.storage.log.deletions import note_deletions
 from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
 from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, unsupported_reason

@@ -38,8 +38,8 @@ from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer, digest_of
-from snapline.storage.keys import key_records, signing
-from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
+from snapline.storage.keys import ciphers, key_records
+from snapline.storage.keys.ciphers import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.reader import holds_batches
@@ -98,8 +98,8 @@ class Protection:
         self._begun = _LruCache[None](BEGUN_PACKS_MAX)
         self._verified = _LruCache[bool](VERIFIED_MAX)
         self._log_signer: tuple[Ed25519PrivateKey, bytes] | None = None
-        self._signer = None if keys.signing is None else signing.load_private(keys.signing.secret)
-        self._verifiers = [signing.load_public(key.public) for key in keys.verify_keys()]
+        self._signer = None if keys.signing is None else ciphers.load_private(keys.signing.secret)
+        self._verifiers = [ciphers.load_public(key.public) for key in keys.verify_keys()]
 
     # -- encryption ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Protection:
         """Return the signature of `message` (`signing.epoch_message`), 64 bytes, the same each time."""
         if self._signer is None:
             raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
-        return signing.sign(self._signer, message)
+        return ciphers.sign(self._signer, message)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Return whether a trusted key signed `message`; False for invalid or empty signatures."""
@@ -195,7 +195,7 @@ class Protection:
         with self._lock:
             if self._verified.get(known):
                 return True
-        is_signed = any(signing.is_signed(public, message, signature) for public in self._verifiers)
+        is_signed = any(ciphers.is_signed(public, message, signature) for public in self._verifiers)
         if is_signed:
             with self._lock:
                 self._verified.put(known, True)
@@ -207,12 +207,12 @@ class Protection:
 
     def sign_batch(self, message: bytes) -> bytes:
         """Return the signature of `message` with that key."""
-        return signing.sign(self._own_log_key()[0], message)
+        return ciphers.sign(self._own_log_key()[0], message)
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Return whether the private half of `public` signed `message`; False for an invalid key."""
         try:
-            return signing.is_signed(signing.load_public(public), message, signature)
+            return ciphers.is_signed(ciphers.load_public(public), message, signature)
         except UsageError:
             return False
 
@@ -235,7 +235,7 @@ class Protection:
         with self._lock:
             if self._log_signer is None:
                 secret = self._random_bytes(KEY_BYTES)
-                self._log_signer = signing.load_private(secret), signing.public_key_of(secret)
+                self._log_signer = ciphers.load_private(secret), ciphers.public_key_of(secret)
             return self._log_signer
 
     def _tag(self, message: bytes) -> bytes:
