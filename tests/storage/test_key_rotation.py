@@ -23,7 +23,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.keys import key_records, key_rotation
+from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys, open_key, read_record
 
@@ -31,7 +31,7 @@ THIRD = Keys((make_wrapping_key(b"3" * 32),))
 
 
 def rotate(disk: Disk, old: Keys = OLD, new: Keys = NEW, *, seed: int = 100) -> int:
-    return key_rotation.rotate(disk, STORE, old, new, random_bytes=seeded_bytes(seed))
+    return key_records.rotate(disk, STORE, old, new, random_bytes=seeded_bytes(seed))
 
 
 def make_used() -> tuple[SimulatedDisk, Life]:
@@ -153,20 +153,20 @@ def test_a_crash_at_every_step_leaves_every_key_readable() -> None:
     assert _crash_in_rotation() > 100
 
 
-def _remove_first(rotation: key_rotation._Round) -> None:
+def _remove_first(rotation: key_records._Round) -> None:
     for key_id, generations in rotation._listed.items():
         if rotation._opened[key_id].record.wrapper != NEW.wrapping[0].key_id:
             key_records.remove_generations(rotation._disk, [f"keys/{key_id}.{n}" for n in generations])
 
 
 def test_the_crash_test_catches_removal_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrap = key_rotation._Round.rewrap
+    rewrap = key_records._Round.rewrap
 
-    def mutant(rotation: key_rotation._Round) -> None:
+    def mutant(rotation: key_records._Round) -> None:
         _remove_first(rotation)
         rewrap(rotation)
 
-    monkeypatch.setattr(key_rotation._Round, "rewrap", mutant)
+    monkeypatch.setattr(key_records._Round, "rewrap", mutant)
     with pytest.raises((AssertionError, StoreError)):
         _crash_in_rotation()
 
@@ -184,7 +184,7 @@ def test_removal_relies_on_no_name_that_a_dead_rotation_left_unsynced() -> None:
     def run(life: Life) -> None:
         disk = life.disk
         sync, disk.sync_directory = disk.sync_directory, lambda path: None  # type: ignore[method-assign]  # no sync
-        rotation = key_rotation._Round(disk, STORE, BOTH, seeded_bytes(100))
+        rotation = key_records._Round(disk, STORE, BOTH, seeded_bytes(100))
         rotation.open_all()
         rotation.rewrap()
         disk.sync_directory = sync  # type: ignore[method-assign]  # as it was

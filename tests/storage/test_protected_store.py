@@ -25,7 +25,7 @@ from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMi
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import canonical, seal
-from snapline.storage.keys import key_rotation
+from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.store.manifest import encode_ref
@@ -215,7 +215,7 @@ def test_racing_leaders_write_the_same_signed_ref() -> None:
 def test_a_rotated_store_restores() -> None:
     disk, store = make_guarded()
     before = {path: content(disk, path) for path in disk.files() if not path.startswith("keys/")}
-    assert key_rotation.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) >= 3
+    assert key_records.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) >= 3
     assert {path: content(disk, path) for path in disk.files() if not path.startswith("keys/")} == before
     check_epoch_restores(reopen(disk, NEW), 2)
     write_epoch(reopen(disk, NEW), 3)

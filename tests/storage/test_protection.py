@@ -351,7 +351,7 @@ def test_without_the_package_keys_are_refused_and_plain_stores_work(
 def test_importing_takes_no_cryptography() -> None:
     import subprocess
 
-    code = "import sys, snapline.storage.store.protection, snapline.storage.keys.key_rotation; print('cryptography' in sys.modules)"
+    code = "import sys, snapline.storage.store.protection, snapline.storage.keys.key_records; print('cryptography' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
 

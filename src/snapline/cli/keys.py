@@ -57,7 +57,7 @@ def rotate(
 
     The variable SNAPLINE_STORE_KEY names the files of the old ones. No pack is written again. May be repeated.
     """
-    from snapline.storage.keys import key_rotation
+    from snapline.storage.keys import key_records
     from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, keys_from_environment, read_keys
     from snapline.storage.keys.key_records import list_keys
     from snapline.storage.store import files
@@ -68,7 +68,7 @@ def rotate(
         raise UsageError(
             f"the store {disk.location} has no keys to rotate: it is not encrypted, or nothing is in it yet"
         )
-    rewrapped = key_rotation.rotate(disk, files.read_identity(disk), old, new)
+    rewrapped = key_records.rotate(disk, files.read_identity(disk), old, new)
     result = document(
         "KeysRotated",
         store=disk.location,

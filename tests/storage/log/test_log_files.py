@@ -16,7 +16,7 @@ from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import canonical, finding_of, seal
-from snapline.storage.keys import key_rotation
+from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName, entry_path
@@ -317,7 +317,7 @@ def test_a_plain_log_is_refused_with_a_key_and_a_seal_is_not() -> None:
 
 def test_a_rotated_store_reads_its_logs_and_goes_on() -> None:
     disk, store = make_log(OLD)
-    assert key_rotation.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) == 2
+    assert key_records.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) == 2
     reader = reopen(disk, NEW)
     assert reader.read_batch(LOG, 1) == make_batch(1)
     assert append(reader, 1, log=OTHER) and reader.read_batch(OTHER, 1) == make_batch(1)

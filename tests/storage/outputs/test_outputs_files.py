@@ -13,7 +13,7 @@ from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import canonical, finding_of, seal
-from snapline.storage.keys import key_rotation
+from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.outputs import record as records
@@ -346,7 +346,7 @@ def read_plain(plain: SimulatedDisk, encrypted: SimulatedDisk) -> bytes:
 
 def test_keys_of_outputs_are_rotated_and_kept_while_they_are_needed() -> None:
     disk, store = make_released(OLD)
-    assert key_rotation.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) == 2
+    assert key_records.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) == 2
     assert reopen(disk, NEW).read_release(1).outputs == make_outputs(1)
     other = Store.open("simulated", disk=disk, keys=NEW)
     release(other, 3)
