@@ -52,7 +52,7 @@ from snapline.errors import DivergenceError, EncodingError, MessageTooLargeError
 from snapline.messages.effect_records import TEXT_CHARACTERS_MAX, readable
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY, split_message
 from snapline.storage.capture.declared_values import check_declared
-from snapline.storage.log.record import EFFECT, LoggedEntry
+from snapline.storage.log.log_record import EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 LOGGED_KINDS = ("step", EFFECT, "now")

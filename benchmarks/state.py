@@ -45,8 +45,7 @@ from snapline.storage.capture.tracked import tracked_array
 from snapline.storage.disk.local_disk import LocalDisk, write_once
 from snapline.storage.disk.record import digest_of
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference

@@ -9,7 +9,7 @@ import msgspec
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
 from snapline.messages.effect_records import UNDO, effect_undone_by, undo_key
 from snapline.storage.ages import ages_ns
-from snapline.storage.log.record import EFFECT
+from snapline.storage.log.log_record import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry, KnownEffect, MadeEffect, OpenEffect, SavedEffects
 
 KEYS_KEPT = 1000

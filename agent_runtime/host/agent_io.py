@@ -16,7 +16,7 @@ from snapline.agent_runtime.message_encoding import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import (
     DROPPED_REPLY,
     NO_INPUTS,

@@ -24,7 +24,7 @@ from snapline.errors import DamagedDataError, SnaplineError, StoreKeyError, Stor
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import EpochReport, ProbeRead, StandingAgent, StopEvaluated, UnreachedPeer
 from snapline.protocols.policy import format_policy
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 from snapline.storage.store.store import Store
 
 SHOWN_MAX = 8

@@ -45,7 +45,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import is_of_type
 from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.payloads import REPLY
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")

@@ -31,8 +31,7 @@ from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import EFFECT, LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference

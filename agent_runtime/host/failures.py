@@ -24,7 +24,7 @@ from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import CAPTURE, TurnDeath
 from snapline.messages.payloads import CREATE, MARK
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 
 DIGEST_BYTES = 8

@@ -32,8 +32,7 @@ from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHistory, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.messages import host_messages as msg
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.log.log_record import BEGUN, EFFECT, LoggedEntry, LogName
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 BATCH_ITEMS_MAX = 4096

@@ -44,7 +44,7 @@ from snapline.messages.client_requests import REFUSED, InputOutcome
 from snapline.messages.effect_records import effect_undone_by
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, KnownEffect, MadeEffect, OpenEffect, StashedMessage
 
 _FINISHED = b""

@@ -39,7 +39,7 @@ from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.messages.payloads import MARK, split_message
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.telemetry.span_export import QuickSpan, SpanExport, context_of
 from snapline.telemetry.spans import SpanIds, checkpoint_ids, recovery_ids
 

@@ -44,7 +44,7 @@ from snapline.messages.client_requests import (
 )
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 
 Place = tuple[str, str]
 """Agent and key."""

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.host_events import (
 )
 from snapline.errors import SnaplineError
 from snapline.messages.client_requests import InputOutcome
-from snapline.storage.log.record import LogBatch, PreparedBatch
+from snapline.storage.log.log_record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
 """Time after which a batch is late: two syncs take some milliseconds, so a second indicates a problem."""

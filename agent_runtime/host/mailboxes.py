@@ -33,7 +33,7 @@ from snapline.agent_runtime.host.local_agent import (
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
 from snapline.messages.payloads import CREATE
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import StashedMessage
 
 

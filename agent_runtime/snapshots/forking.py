@@ -46,7 +46,7 @@ from snapline.storage.capture.plain_values import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.record import EFFECT, LoggedInput
+from snapline.storage.log.log_record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest

@@ -24,7 +24,7 @@ from snapline.messages.host_messages import (
     ReserveAgents,
     RetireAgent,
 )
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
 """Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""

@@ -14,7 +14,7 @@ from snapline.coordinator.state.fleet_records import Committed, OperationResult,
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.operations import Kind
 from snapline.messages.host_messages import Directive
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 
 SECOND_NS = 1_000_000_000
 

@@ -5,7 +5,7 @@ import logging
 from snapline.coordinator.leader.events import SweepLogs
 from snapline.errors import NotFoundError, SnaplineError
 from snapline.storage.log.garbage import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 

@@ -29,7 +29,7 @@ from snapline.messages.effect_records import (
     outside_key,
     read_record,
 )
-from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
+from snapline.storage.log.log_record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.retention.retention_policy import parse_created
 from snapline.storage.store.manifest import Metadata

@@ -50,7 +50,7 @@ from snapline.errors import DivergenceError
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.divergence_reasons import INSTEAD, DivergenceReasons, place_of, relative
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Report, StepOutcome, Turn, show
-from snapline.storage.log.record import LoggedEntry
+from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 NOT_POSSIBLE = "not possible"

@@ -11,7 +11,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
-from snapline.storage.log.record import LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 MS = 1_000_000

@@ -23,7 +23,7 @@ from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message
-from snapline.storage.log.record import LoggedEntry
+from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 STEPS_MAX = 20_000

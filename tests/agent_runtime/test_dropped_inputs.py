@@ -7,7 +7,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from snapline.agent_runtime.host import agent_io
 from snapline.agent_runtime.host import host_events as ev
 from snapline.messages import host_messages as msg
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 

@@ -46,7 +46,7 @@ from snapline.messages.agent_commands import (
     read_effect_resolution,
 )
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.storage.log.record import LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 OURS = intent(is_repeatable=False)

@@ -27,8 +27,7 @@ from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,

@@ -12,8 +12,7 @@ from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.agent_io import AgentInputs
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedInputs
 
 WALL_NS = 1_700_000_000_000_000_000

@@ -23,7 +23,7 @@ from snapline.messages.agent_commands import (
     read_dead_letter_command,
 )
 from snapline.protocols.names import PROTOCOLS
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterNumbers,

@@ -9,8 +9,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import LogContents, read_logs
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.key_files import Keys, make_signing_key
-from snapline.storage.log.names import LogName, entry_path
-from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName, entry_path
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedInputs, SavedTurn
 from snapline.storage.store.store import Store
 

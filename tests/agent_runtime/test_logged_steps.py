@@ -27,7 +27,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message, has_one_order
 from snapline.errors import MessageTooLargeError
-from snapline.storage.log.record import LoggedEntry
+from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 
 

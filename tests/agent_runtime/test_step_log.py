@@ -27,8 +27,7 @@ from snapline.agent_runtime.host import host_log
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.messages import host_messages as msg
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LoggedEntry
+from snapline.storage.log.log_record import LoggedEntry, LogName
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 NOW = JournalEntry("now", "", b"", DONE, bytes(8))

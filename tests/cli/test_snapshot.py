@@ -7,7 +7,7 @@ from tests.kit.command_line import Run
 from tests.storage.log.logging_hosts import LOG, append, make_batch
 
 from snapline.storage.keys.key_files import Keys, generate_signing_key
-from snapline.storage.log.names import entry_path
+from snapline.storage.log.log_record import entry_path
 from snapline.storage.store.store import Store
 
 

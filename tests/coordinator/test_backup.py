@@ -40,8 +40,7 @@ from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING,
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, NotFoundError, UsageError
 from snapline.protocols.names import is_autonomous
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch
+from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store

@@ -9,7 +9,7 @@ from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, UNCHANGED
 from snapline.messages.host_messages import HostLog, LogOpened, OpenLog, Plan
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 
 
 def known(agreed: Agreed) -> list[tuple[int, str, int, int]]:

@@ -15,8 +15,7 @@ from snapline.coordinator.service.restore_requests import Ask, Restoring, effect
 from snapline.coordinator.state import operations as op
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.outputs.record import EmittedOutput, Release
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.manifest import Manifest, Metadata

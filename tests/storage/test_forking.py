@@ -16,8 +16,7 @@ from tests.storage.test_transfer import disk_of, make_source
 from snapline.errors import DamagedDataError, SnaplineError, StoreError, StoreMissingError, UsageError
 from snapline.storage.disk.local_disk import write_once
 from snapline.storage.keys.key_files import Keys, make_signing_key
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import files

@@ -26,7 +26,7 @@ from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, Stor
 from snapline.storage.disk import object_disk, opening
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records
-from snapline.storage.log.names import LogName
+from snapline.storage.log.log_record import LogName
 from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.retention.catalog import summarise

@@ -13,7 +13,7 @@ from tests.storage.simulated_disk import Node, SimulatedDisk
 
 from snapline.storage.disk.local_disk import DirectoryEntry
 from snapline.storage.disk.record import Buffer
-from snapline.storage.log.names import MARKS
+from snapline.storage.log.log_record import MARKS
 
 STATES_MAX = 100_000
 

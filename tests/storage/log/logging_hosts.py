@@ -1,7 +1,6 @@
 """Batches of small hosts, for the tests of host logs."""
 
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.store.store import Store
 
 LOG = LogName(1, "h1", 1)

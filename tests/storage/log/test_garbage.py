@@ -10,8 +10,7 @@ from tests.storage.log.logging_hosts import LOG, make_batch
 
 from snapline.storage.log import garbage
 from snapline.storage.log.garbage import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import JournalEntry
 
 AGENTS = ("a", "b", "c")

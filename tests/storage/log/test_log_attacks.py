@@ -14,8 +14,7 @@ from snapline.storage.disk.record import canonical, digest_of, seal
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log import deletions
 from snapline.storage.log.deletions import DELETIONS_KIND, first_missing, join
-from snapline.storage.log.names import LogName, entry_path
-from snapline.storage.log.record import UnsignedBatchError, encode_seal
+from snapline.storage.log.log_record import LogName, UnsignedBatchError, encode_seal, entry_path
 from snapline.storage.store.store import Store
 
 SIGNER, STRANGER = make_signing_key(b"s" * 32), make_signing_key(b"t" * 32)

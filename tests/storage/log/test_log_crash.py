@@ -15,9 +15,8 @@ from snapline.errors import NotFoundError, StoreError, StoreMissingError
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log import writer as writing
-from snapline.storage.log.names import SEALED, SEALING, LogName
+from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch
 from snapline.storage.log.reader import LogReader, list_numbers
-from snapline.storage.log.record import PreparedBatch
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
 

@@ -19,8 +19,7 @@ from snapline.storage.disk.record import canonical, finding_of, seal
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.log.names import LogName, entry_path
-from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedInput, encode_seal
+from snapline.storage.log.log_record import BATCH_BYTES_MAX, LogBatch, LoggedInput, LogName, encode_seal, entry_path
 from snapline.storage.store.store import Store
 
 SECRET = LogBatch([LoggedInput("secret-agent", 77, "secret-client", "secret key", b"secret payload", 0)])

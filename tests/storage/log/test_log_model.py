@@ -10,8 +10,7 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
 from snapline.storage.log import writer as writing
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import PreparedBatch
+from snapline.storage.log.log_record import LogName, PreparedBatch
 from snapline.storage.store.store import Store
 
 LOGS = st.sampled_from([LOG, OTHER])

@@ -17,9 +17,8 @@ from tests.storage.simulated_disk import SimulatedDisk
 from snapline.errors import NotFoundError
 from snapline.storage.disk.local_disk import Disk, LocalDisk
 from snapline.storage.log import writer as writing
-from snapline.storage.log.names import SEALED, SEALING, LogName, entry_path
+from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch, entry_path
 from snapline.storage.log.reader import holds_batch, list_numbers
-from snapline.storage.log.record import PreparedBatch
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.errors import NotFoundError
 from snapline.storage.conformance.harness import OpenDisk, check, race, require
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput, PreparedBatch
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName, PreparedBatch
 from snapline.storage.store.store import Store
 
 RACED_NUMBERS = 10

@@ -24,7 +24,7 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.log.names import LogName, deletions_path, is_deletions_path, parse_directory
+from snapline.storage.log.log_record import LogName, deletions_path, is_deletions_path, parse_directory
 from snapline.storage.store import files
 
 DELETIONS_KIND = b"LDEL"

@@ -28,8 +28,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch
+from snapline.storage.log.log_record import LogBatch, LogName
 
 _ALL = float("inf")
 

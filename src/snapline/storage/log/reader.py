@@ -17,23 +17,21 @@ from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, creates_only
 from snapline.storage.disk.record import HEAD_BYTES
 from snapline.storage.log.deletions import first_missing, holds, read_all
-from snapline.storage.log.names import (
-    SEALED,
-    LogName,
-    check_log,
-    check_number,
-    entry_path,
-    parse_directory,
-    parse_path,
-)
-from snapline.storage.log.record import (
+from snapline.storage.log.log_record import (
     BATCH_BYTES_MAX,
+    SEALED,
     BatchBody,
     LogBatch,
+    LogName,
     SealBody,
+    check_log,
+    check_number,
     decode_file,
+    entry_path,
     is_batch,
     open_batch,
+    parse_directory,
+    parse_path,
 )
 from snapline.storage.store import files
 

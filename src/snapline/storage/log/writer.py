@@ -48,9 +48,20 @@ from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.ciphers import log_message
 from snapline.storage.log.deletions import note_deletions
-from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
+from snapline.storage.log.log_record import (
+    SEALED,
+    SEALING,
+    LogBatch,
+    LogName,
+    PreparedBatch,
+    check_log,
+    check_number,
+    encode_batch,
+    encode_seal,
+    entry_path,
+    is_certificate,
+)
 from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, unsupported_reason
-from snapline.storage.log.record import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
 from snapline.storage.store import files
 
 JUMPS_MAX = 40

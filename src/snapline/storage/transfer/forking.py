@@ -31,8 +31,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LogBatch, LoggedInput
+from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,

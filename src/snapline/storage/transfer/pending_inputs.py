@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from snapline.errors import NotFoundError, StoreError
-from snapline.storage.log.names import LogName
-from snapline.storage.log.record import LoggedInput
+from snapline.storage.log.log_record import LoggedInput, LogName
 from snapline.storage.store.store import Store
 
 READINGS = 3
