@@ -1,10 +1,10 @@
-"""Deletion of host-log batches that no epoch needs any more; `storage/log/garbage.py` decides which."""
+"""Deletion of host-log batches that no epoch needs any more; `storage/log/log_deletions.py` decides which."""
 
 import logging
 
 from snapline.coordinator.leader.events import SweepLogs
 from snapline.errors import NotFoundError, SnaplineError
-from snapline.storage.log.garbage import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
+from snapline.storage.log.log_deletions import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.log_record import LogName
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store

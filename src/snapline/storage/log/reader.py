@@ -16,7 +16,7 @@ from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, creates_only
 from snapline.storage.disk.record import HEAD_BYTES
-from snapline.storage.log.deletions import first_missing, holds, read_all
+from snapline.storage.log.log_deletions import first_missing, holds, read_all
 from snapline.storage.log.log_record import (
     BATCH_BYTES_MAX,
     SEALED,

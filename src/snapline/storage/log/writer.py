@@ -47,7 +47,7 @@ from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.ciphers import log_message
-from snapline.storage.log.deletions import note_deletions
+from snapline.storage.log.log_deletions import note_deletions
 from snapline.storage.log.log_record import (
     SEALED,
     SEALING,

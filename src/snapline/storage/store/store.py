@@ -338,7 +338,7 @@ class Store(StoreReader):
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
-        """Delete batches that no epoch needs (`log/garbage.py`) and temporary files of smaller plans; return the paths removed.
+        """Delete batches that no epoch needs (`log/log_deletions.py`) and temporary files of smaller plans; return the paths removed.
 
         Seals stay, and so does the highest number of each log. Batches of a log that is being sealed stay as well: call again later.
         """
