@@ -14,8 +14,8 @@ from snapline.coordinator.service import log_sweeper
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.log_deletions import find_garbage
+from snapline.storage.log.log_files import holds_batch
 from snapline.storage.log.log_record import entry_path
-from snapline.storage.log.reader import holds_batch
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
 from snapline.storage.store import files
 from snapline.storage.store.store import Store

@@ -14,9 +14,9 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import NotFoundError, StoreError, StoreMissingError
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log import writer as writing
+from snapline.storage.log import log_files as writing
+from snapline.storage.log.log_files import LogReader, list_numbers
 from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch
-from snapline.storage.log.reader import LogReader, list_numbers
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
 

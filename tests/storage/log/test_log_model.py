@@ -9,7 +9,7 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
-from snapline.storage.log import writer as writing
+from snapline.storage.log import log_files as writing
 from snapline.storage.log.log_record import LogName, PreparedBatch
 from snapline.storage.store.store import Store
 

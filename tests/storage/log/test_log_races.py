@@ -16,9 +16,9 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError
 from snapline.storage.disk.local_disk import Disk, LocalDisk
-from snapline.storage.log import writer as writing
+from snapline.storage.log import log_files as writing
+from snapline.storage.log.log_files import holds_batch, list_numbers
 from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch, entry_path
-from snapline.storage.log.reader import holds_batch, list_numbers
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
 

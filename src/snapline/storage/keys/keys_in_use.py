@@ -1,7 +1,7 @@
 """Finds the keys of an encrypted store that are still in use."""
 
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.log.reader import keys_of_batches
+from snapline.storage.log.log_files import keys_of_batches
 from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs

@@ -42,7 +42,7 @@ from snapline.storage.keys import ciphers, key_records
 from snapline.storage.keys.ciphers import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
-from snapline.storage.log.reader import holds_batches
+from snapline.storage.log.log_files import holds_batches
 from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.reader import holds_outputs
 from snapline.storage.store import files

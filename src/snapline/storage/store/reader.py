@@ -12,8 +12,8 @@ from snapline.storage.disk import layout
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
 from snapline.storage.keys.key_records import list_keys
+from snapline.storage.log.log_files import LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
-from snapline.storage.log.reader import LogReader
 from snapline.storage.outputs.consumers import ConsumerPosition, read_consumers
 from snapline.storage.outputs.reader import OutputBatch, OutputReader
 from snapline.storage.outputs.record import Release

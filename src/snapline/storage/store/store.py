@@ -42,8 +42,8 @@ from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.keys_in_use import keys_in_use
+from snapline.storage.log.log_files import LogWriter
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
-from snapline.storage.log.writer import LogWriter
 from snapline.storage.outputs.consumers import ConsumerPosition
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.outputs.writer import AGE_NS_MAX, AGE_NS_MIN, OutputWriter

@@ -36,8 +36,8 @@ from snapline.storage.disk.record import Finding, damaged, finding_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_deletions import read_deletions
+from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
-from snapline.storage.log.reader import check_entry, find_logs, list_batches, missing_batches
 from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_name
 from snapline.storage.object_streams.segments import check_segment, read_header
 from snapline.storage.outputs.consumers import check_place
