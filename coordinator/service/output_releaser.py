@@ -14,8 +14,7 @@ from snapline.coordinator.state.lineage import Ancestor
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, UsageError
 from snapline.storage.disk.layout import manifest_path
 from snapline.storage.disk.record import damaged, finding_of
-from snapline.storage.outputs.names import parse_part_path
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput, parse_part_path
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 

@@ -14,7 +14,7 @@ from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.sim.world.product_patches import Patch
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutputs
 
 

@@ -61,7 +61,7 @@ from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay_oracles import NOT_POSSIBLE, ReplayOracle
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
-from snapline.storage.outputs.record import Release
+from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20

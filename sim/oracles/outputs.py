@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, CutRecord, Report, show
-from snapline.storage.outputs.record import EmittedOutput, Release
+from snapline.storage.outputs.output_record import EmittedOutput, Release
 
 
 class ReadRelease(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.sealed_journal import whole_turn
 from snapline.storage.disk import layout
 from snapline.storage.disk.layout import LOG
-from snapline.storage.outputs.record import Release
+from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint
 from snapline.storage.retention.retention_policy import parse_created
 from snapline.storage.store.manifest import Manifest

@@ -13,7 +13,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages.agent_commands import EffectRetry, read_effect_request
 from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
 

@@ -38,7 +38,7 @@ from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.wire import writer_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security.rpc_authorization import ERROR_KEY, Context
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
 T = TypeVar("T")

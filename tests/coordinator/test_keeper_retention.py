@@ -14,7 +14,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
 from snapline.messages.host_messages import ReportedPack
 from snapline.storage.disk import layout
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.retention.holds import Holds
 from snapline.storage.retention.retention_policy import Policy
 from snapline.storage.store.manifest import Manifest

@@ -16,7 +16,7 @@ from snapline.coordinator.state import operations as op
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord
 from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
-from snapline.storage.outputs.record import EmittedOutput, Release
+from snapline.storage.outputs.output_record import EmittedOutput, Release
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.manifest import Manifest, Metadata
 

@@ -4,7 +4,7 @@ import pytest
 
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, CutPlace, CutRecord
 from snapline.sim.oracles.outputs import OutputOracle
-from snapline.storage.outputs.record import EmittedOutput, Release
+from snapline.storage.outputs.output_record import EmittedOutput, Release
 
 
 class Fleet:

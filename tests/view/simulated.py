@@ -17,7 +17,7 @@ from snapline.messages.answers import (
 )
 from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus, Standing
-from snapline.storage.outputs.names import Cursor, parse_cursor
+from snapline.storage.outputs.output_record import Cursor, parse_cursor
 
 
 class SimulatedFleet:

@@ -18,7 +18,7 @@ from snapline.ids import check_id
 from snapline.messages.answers import ReadOutputsReply, ReleasedOutputs
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.payloads import split_message
-from snapline.storage.outputs.names import parse_cursor
+from snapline.storage.outputs.output_record import parse_cursor
 
 WAIT_S = 10.0
 """Longest time that a call waits for new outputs; then the next call is made."""

@@ -21,7 +21,7 @@ from snapline.messages.answers import Consumer, ReadOutputsReply
 from snapline.messages.client_requests import WaitingAgent, WaitingAgents
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
 from snapline.messages.status import FleetStatus
-from snapline.storage.outputs.names import parse_cursor
+from snapline.storage.outputs.output_record import parse_cursor
 from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.facts import ViewCalls
 from snapline.view.markup import Child, Markup, join, shown, tag

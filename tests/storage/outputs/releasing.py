@@ -1,6 +1,6 @@
 """Small releases, for the tests of outputs."""
 
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
 CREATED_NS = 10**18

@@ -9,7 +9,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.disk.object_disk import DiskCapabilities
-from snapline.storage.outputs import record as records
+from snapline.storage.outputs import output_record as records
 from snapline.storage.outputs import writer as writing
 from snapline.storage.outputs.reader import RevertedEpochs
 from snapline.storage.store.store import Store

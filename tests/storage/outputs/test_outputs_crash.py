@@ -12,7 +12,7 @@ from snapline.errors import StoreError, StoreMissingError
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.outputs import consumers
-from snapline.storage.outputs import record as records
+from snapline.storage.outputs import output_record as records
 from snapline.storage.outputs import writer as writing
 from snapline.storage.outputs.reader import OutputReader, list_parts, released_epochs
 from snapline.storage.store import files

@@ -16,9 +16,9 @@ from snapline.storage.disk.record import canonical, finding_of, seal
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.outputs import record as records
+from snapline.storage.outputs import output_record as records
+from snapline.storage.outputs.output_record import FILE_BYTES_MAX
 from snapline.storage.outputs.reader import RevertedEpochs
-from snapline.storage.outputs.record import FILE_BYTES_MAX
 from snapline.storage.store.store import Store
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from snapline.storage.outputs import consumers
 from snapline.storage.outputs.consumers import ConsumerPosition
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from snapline.storage.conformance.harness import OpenDisk, check, race, require
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
 EPOCHS = 12

@@ -13,7 +13,7 @@ from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.disk.layout import OUTPUTS
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.outputs.names import (
+from snapline.storage.outputs.output_record import (
     CONSUMERS,
     Cursor,
     consumer_path,

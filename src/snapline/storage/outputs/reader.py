@@ -27,14 +27,19 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import damaged
-from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor, parse_part_path
-from snapline.storage.outputs.record import (
+from snapline.storage.outputs.output_record import (
     FILE_BYTES_MAX,
+    START,
+    Cursor,
     EmittedOutput,
     OutputBody,
+    PartName,
     Release,
     decode_part,
+    first_path,
     open_outputs,
+    parse_cursor,
+    parse_part_path,
 )
 from snapline.storage.store import files
 

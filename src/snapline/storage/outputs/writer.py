@@ -39,11 +39,27 @@ from snapline.storage.ages import ages_ns
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
-from snapline.storage.outputs.consumers import _ID_BYTES
-from snapline.storage.outputs.consumers import ConsumerPosition, acknowledge, forget, lowest_cursor, read_consumers
-from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor
+from snapline.storage.outputs.consumers import (
+    _ID_BYTES,
+    ConsumerPosition,
+    acknowledge,
+    forget,
+    lowest_cursor,
+    read_consumers,
+)
+from snapline.storage.outputs.output_record import (
+    START,
+    Cursor,
+    EmittedOutput,
+    OutputBody,
+    PartName,
+    check_outputs,
+    encode_parts,
+    first_path,
+    parse_cursor,
+    split_into_parts,
+)
 from snapline.storage.outputs.reader import list_parts, read_part, released_epochs
-from snapline.storage.outputs.record import EmittedOutput, OutputBody, check_outputs, encode_parts, split_into_parts
 from snapline.storage.store import files
 
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9

@@ -45,7 +45,7 @@ from snapline.storage.keys.keys_in_use import keys_in_use
 from snapline.storage.log.log_files import LogWriter
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
 from snapline.storage.outputs.consumers import ConsumerPosition
-from snapline.storage.outputs.record import EmittedOutput
+from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.outputs.writer import AGE_NS_MAX, AGE_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob

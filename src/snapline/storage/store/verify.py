@@ -41,9 +41,15 @@ from snapline.storage.log.log_record import entry_path, is_deletions_path, parse
 from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_name
 from snapline.storage.object_streams.segments import check_segment, read_header
 from snapline.storage.outputs.consumers import check_place
-from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
+from snapline.storage.outputs.output_record import (
+    CONSUMERS,
+    OutputBody,
+    PartName,
+    open_outputs,
+    parse_consumer_path,
+    parse_part_path,
+)
 from snapline.storage.outputs.reader import check_same_release, read_part
-from snapline.storage.outputs.record import OutputBody, open_outputs
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of
