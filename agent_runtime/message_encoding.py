@@ -37,9 +37,9 @@ from snapline.storage.capture.declared_values import check_declared, survives_ro
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.values import decode_declared, decode_own_value, decode_value, encode_value
 from snapline.storage.disk.record import Buffer
-from snapline.storage.outputs import reader as reading
+from snapline.storage.outputs import output_files as reading
+from snapline.storage.outputs.output_files import OutputBatch
 from snapline.storage.outputs.output_record import matches_topic
-from snapline.storage.outputs.reader import OutputBatch
 
 encode_hook = encode_value
 """Encodes types that msgspec cannot encode, such as NumPy arrays. Uses NumPy only if it is already imported."""

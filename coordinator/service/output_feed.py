@@ -23,8 +23,8 @@ from snapline.messages.answers import (
     ReleasedOutputs,
     UndoneOutputs,
 )
+from snapline.storage.outputs.output_files import OutputBatch
 from snapline.storage.outputs.output_record import EmittedOutput, matches_topic
-from snapline.storage.outputs.reader import OutputBatch
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20

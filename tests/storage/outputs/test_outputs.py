@@ -9,9 +9,9 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.disk.object_disk import DiskCapabilities
+from snapline.storage.outputs import output_files as writing
 from snapline.storage.outputs import output_record as records
-from snapline.storage.outputs import writer as writing
-from snapline.storage.outputs.reader import RevertedEpochs
+from snapline.storage.outputs.output_files import RevertedEpochs
 from snapline.storage.store.store import Store
 
 OutputKey = tuple[int, str, int]

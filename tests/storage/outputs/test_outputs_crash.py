@@ -11,10 +11,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import StoreError, StoreMissingError
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.outputs import consumers
+from snapline.storage.outputs import output_files
+from snapline.storage.outputs import output_files as writing
 from snapline.storage.outputs import output_record as records
-from snapline.storage.outputs import writer as writing
-from snapline.storage.outputs.reader import OutputReader, list_parts, released_epochs
+from snapline.storage.outputs.output_files import OutputReader, list_parts, released_epochs
 from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
@@ -215,7 +215,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "a name before its bytes": (writing, "write_once", broken_write_once("outputs/", "link", "sync", "directory")),
     "no sync of bytes": (writing, "write_once", broken_write_once("outputs/", "link", "directory")),
     "no sync of the name": (writing, "write_once", broken_write_once("outputs/", "sync", "link")),
-    "no sync of a consumer's name": (consumers, "write_once", broken_write_once("outputs/", "sync", "link")),
+    "no sync of a consumer's name": (output_files, "write_once", broken_write_once("outputs/", "sync", "link")),
     "no sync of what was found": (writing.OutputWriter, "_check_same", trust_what_is_found),
     "no sync of new directories": (writing, "make_durable_directory", unsynced_directories),
     "no sync before parts go": (

@@ -17,8 +17,8 @@ from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.outputs import output_record as records
+from snapline.storage.outputs.output_files import RevertedEpochs
 from snapline.storage.outputs.output_record import FILE_BYTES_MAX
-from snapline.storage.outputs.reader import RevertedEpochs
 from snapline.storage.store.store import Store
 
 

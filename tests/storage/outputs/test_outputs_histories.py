@@ -14,8 +14,8 @@ from tests.storage.outputs.releasing import make_output, root_of
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError
+from snapline.storage.outputs import output_files as reading
 from snapline.storage.outputs import output_record as records
-from snapline.storage.outputs import reader as reading
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 

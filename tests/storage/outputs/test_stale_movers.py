@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from snapline.storage.outputs import consumers
-from snapline.storage.outputs.consumers import ConsumerPosition
+from snapline.storage.outputs import output_files
+from snapline.storage.outputs.output_files import ConsumerPosition
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 
@@ -22,8 +22,8 @@ def test_who_writes_a_number_that_others_have_passed_and_removed_looks_again(
     for cursor in ("1.1", "2.1", "3.1"):
         store.acknowledge_outputs("c", cursor, now_ns=0)
     stale_lists, stale_reads = [{"c": [1]}], [ConsumerPosition("1.1", 0)]
-    look, read = consumers._list, consumers._read_if_whole
-    monkeypatch.setattr(consumers, "_list", lambda disk: stale_lists.pop() if stale_lists else look(disk))
-    monkeypatch.setattr(consumers, "_read_if_whole", lambda *args: stale_reads.pop() if stale_reads else read(*args))
+    look, read = output_files._list, output_files._read_if_whole
+    monkeypatch.setattr(output_files, "_list", lambda disk: stale_lists.pop() if stale_lists else look(disk))
+    monkeypatch.setattr(output_files, "_read_if_whole", lambda *args: stale_reads.pop() if stale_reads else read(*args))
     assert store.acknowledge_outputs("c", "8.1", now_ns=0).cursor == "8.1"
     assert store.output_consumers()["c"].cursor == "8.1"

@@ -44,7 +44,7 @@ from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARI
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.log_files import holds_batches
 from snapline.storage.object_streams.segments import list_object_streams, list_segments
-from snapline.storage.outputs.reader import holds_outputs
+from snapline.storage.outputs.output_files import holds_outputs
 from snapline.storage.store import files
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_onc
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.log_files import LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
-from snapline.storage.outputs.consumers import ConsumerPosition, read_consumers
+from snapline.storage.outputs.output_files import ConsumerPosition, OutputBatch, OutputReader, read_consumers
 from snapline.storage.outputs.output_record import Release
-from snapline.storage.outputs.reader import OutputBatch, OutputReader
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint

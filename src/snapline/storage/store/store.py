@@ -44,9 +44,8 @@ from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.keys_in_use import keys_in_use
 from snapline.storage.log.log_files import LogWriter
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
-from snapline.storage.outputs.consumers import ConsumerPosition
+from snapline.storage.outputs.output_files import AGE_NS_MAX, AGE_NS_MIN, ConsumerPosition, OutputWriter
 from snapline.storage.outputs.output_record import EmittedOutput
-from snapline.storage.outputs.writer import AGE_NS_MAX, AGE_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob
 from snapline.storage.packs.checkpoint_packs import Gathered, gather
@@ -349,7 +348,7 @@ class Store(StoreReader):
     def release_outputs(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with a complete epoch, durably; repeating the same release succeeds. The caller's duties: `storage/outputs/writer.py`.
+        """Release outputs with a complete epoch, durably; repeating the same release succeeds. The caller's duties: `storage/outputs/output_files.py`.
 
         Args:
             epoch, root: the complete epoch. Epochs are released in ascending order.

@@ -40,7 +40,7 @@ from snapline.storage.log.log_files import check_entry, find_logs, list_batches,
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
 from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_name
 from snapline.storage.object_streams.segments import check_segment, read_header
-from snapline.storage.outputs.consumers import check_place
+from snapline.storage.outputs.output_files import check_place, check_same_release, read_part
 from snapline.storage.outputs.output_record import (
     CONSUMERS,
     OutputBody,
@@ -49,7 +49,6 @@ from snapline.storage.outputs.output_record import (
     parse_consumer_path,
     parse_part_path,
 )
-from snapline.storage.outputs.reader import check_same_release, read_part
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of

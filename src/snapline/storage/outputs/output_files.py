@@ -1,0 +1,680 @@
+"""Reading outputs from a cursor: each output once, with notices of reverted ones.
+
+The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
+the newest file when it was written (`previous`). A reader reads the files in ascending order. A file whose `after`
+is below the last file read shows that the fleet went back. Then all outputs that the reader has from epochs above `after` are reverted. The reader
+gets a notice (`RevertedEpochs`) before the contents of the file.
+
+So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason: the newest file ≤
+`after` is in the history of `after`. A history that skips a file has a file of its own at that place
+(`OutputWriter`).
+
+The cursor of a returning reader names the file that it read last, so it gets the same outputs as one that stayed. Retention
+deletes files and leaves gaps, which `previous` shows. If the previous file is above the cursor, or has more outputs than the cursor counts, outputs
+were missed, and the reader gets an error.
+
+A file counts as durable only after its reader has synced the directory, as with host logs.
+
+Named consumers of outputs. The position of each is stored, so outputs it has not read are kept.
+
+A position is a record of kind `OCUR`, written once. A new position has the next number, and the older files are deleted. If several processes
+acknowledge at once, each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
+
+Releasing outputs with an epoch, and deleting outputs that all consumers have read.
+
+The problem. A release is never undone and exists once, whichever processes release it, however often, and wherever they die. A slow
+leader that was replaced without knowing it does the same as its successor.
+
+The model. If several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last and
+completes the release. The names of the other parts contain the random id of the try. So parts of other tries stay untouched, and part 0 names only
+its own. The outputs follow from the epoch, so any try may be first.
+
+The caller's duties:
+
+1. Epochs are released in ascending order: after a release, no lower epoch with outputs is released for the first time.
+2. `after` is the previous epoch of the same history, and the newest file ≤ `after` is of that history too.
+3. The first epoch after each rollback is released, with or without outputs.
+
+**Releasing** a second time succeeds in two cases. Either part 0 exists with the same root and `after`. Or a higher epoch's part 0 exists; by duty 1
+this epoch was released once and perhaps deleted since. Damage to an existing part 0 is left for readers to find: the file was whole when released.
+
+**No file is written** for an epoch without outputs, with two exceptions. If files between `after` and the epoch are skipped, readers of
+those need a notice. And the caller may have to ensure that nobody writes the file later: the epoch's bytes are damaged, and a leader may be about
+to release it. So for any file, the newest file ≤ its `after` is in its history, as `OutputReader` requires.
+
+**Deleting** goes in ascending order and spares the newest file. That file shows a later leader what was released, and readers what
+was deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released: they will never be completed. An extremely
+slow process may create a part 0 below the remaining files. Its outputs are correct; readers that read on from there get the error for
+a gap, and no other reader notices it.
+"""
+
+import contextlib
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
+from snapline.failpoints import failpoint
+from snapline.storage.ages import ages_ns
+from snapline.storage.disk.guard import Guard
+from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
+from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
+from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
+from snapline.storage.outputs.output_record import (
+    CONSUMERS,
+    FILE_BYTES_MAX,
+    START,
+    Cursor,
+    EmittedOutput,
+    OutputBody,
+    PartName,
+    Release,
+    check_outputs,
+    consumer_path,
+    decode_part,
+    encode_parts,
+    first_path,
+    open_outputs,
+    parse_consumer_path,
+    parse_cursor,
+    parse_part_path,
+    split_into_parts,
+)
+from snapline.storage.store import files
+
+
+class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
+    """The fleet went back to an earlier epoch: all outputs of epochs above `after` are reverted.
+
+    Attributes:
+        after: the epoch to which the fleet went back, or a later one of the same history.
+        epochs: epochs whose outputs are reverted, ascending, as far as their files still exist.
+    """
+
+    after: int
+    epochs: tuple[int, ...]
+
+
+class OutputBatch(msgspec.Struct, frozen=True):
+    """Outputs delivered together: one part of a release, or the rest of it after the cursor.
+
+    Attributes:
+        epoch: epoch of the release.
+        first: number of outputs of the release before these.
+        outputs: sorted by agent and number.
+        undone: epochs that are reverted before these outputs apply; None if none.
+        created_ns: wall-clock time at which the release was written, in nanoseconds since 1970.
+    """
+
+    epoch: int
+    first: int
+    outputs: list[EmittedOutput]
+    undone: RevertedEpochs | None = None
+    created_ns: int = 0
+
+    @property
+    def end(self) -> Cursor:
+        """Cursor of a reader after the batch."""
+        return Cursor(self.epoch, self.first + len(self.outputs))
+
+    def cursor(self, index: int) -> Cursor:
+        """Return the cursor after the first `index` outputs of the batch; 0 means after the reverts only."""
+        return Cursor(self.epoch, self.first + index)
+
+
+class OutputReader:
+    """Reads the outputs of one store. Threads may share it."""
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._durable = 0
+        """Newest epoch that this reader has listed before a sync."""
+
+    def epochs(self) -> list[int]:
+        """Return the epochs that have a released file, ascending, durable; see `Store.output_epochs`."""
+        epochs = released_epochs(list_parts(self._disk))
+        if epochs and epochs[-1] > self._durable:
+            failpoint("store.outputs.read.found")
+            with files.reading(self._disk, OUTPUTS):
+                self._disk.sync_directory(OUTPUTS)
+            self._durable = epochs[-1]
+        return epochs
+
+    def head(self, epoch: int) -> OutputBody:
+        """Return part 0 of a release; errors as `read_part`."""
+        return read_part(self._disk, first_path(epoch), store_id=self._store_id)
+
+    def release(self, epoch: int) -> Release:
+        """Return a whole release; see `Store.read_release`."""
+        if not _is_there(self._disk, first_path(epoch)):
+            raise NotFoundError(f"epoch {epoch} has no outputs in the store {self._disk.location}")
+        head = self.head(epoch)
+        outputs = [output for part in range(len(head.counts)) for output in self._part(head, part)]
+        return Release(epoch, head.after, head.root, head.created_ns, outputs)
+
+    def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
+        """Yield the outputs after this cursor that are released now; see `Store.read_outputs`."""
+        position = parse_cursor(after)
+        if epochs is None:
+            epochs = self.epochs()
+        if position != START and (not epochs or epochs[-1] < position.epoch):
+            raise UsageError(f"the store {self._disk.location} has no outputs up to {after!r}: it is another's cursor")
+        damage: DamagedDataError | None = None
+        for epoch in epochs[bisect_left(epochs, position.epoch) :]:
+            try:
+                head = self.head(epoch)
+            except DamagedDataError as error:
+                if damage is not None or (epoch != position.epoch and _is_there(self._disk, first_path(epoch))):
+                    raise
+                damage = error if _is_there(self._disk, first_path(epoch)) else None
+                continue  # Deleted meanwhile, or perhaps already read: the next release shows whether outputs are missing.
+            if damage is not None and Cursor(*head.previous) > position:
+                raise damage
+            damage = None
+            yield from self._rest_of(head, position, epochs)
+            position = head.end
+        if damage is not None:
+            raise damage
+
+    def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
+        """Yield the outputs of this release after `position`, which is in this release or the one before."""
+        undone = None
+        if head.epoch == position.epoch:
+            if position > head.end:
+                raise UsageError(f"epoch {head.epoch} has {head.end.taken} outputs: {position} is another's cursor")
+            skipped = position.taken
+        else:
+            self._check_gap(head, position, epochs)
+            undone, skipped = self._undone(head, position, epochs), 0
+        for part, count in enumerate(head.counts):
+            first = sum(head.counts[:part])
+            if first + count > skipped or undone is not None:
+                outputs = self._part(head, part)[max(0, skipped - first) :]
+                yield OutputBatch(head.epoch, max(first, skipped), outputs, undone, head.created_ns)
+            undone = None
+
+    def _check_gap(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> None:
+        previous = Cursor(*head.previous)
+        if position == START or previous <= position:
+            return
+        raise NotFoundError(
+            f"outputs after {str(position)!r} were deleted from the store {self._disk.location}: the oldest that are left "
+            f"are of epoch {epochs[0]}; read from '' on to get them"
+        )
+
+    def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> RevertedEpochs | None:
+        """Return the epochs that a reader at `position` has and that the fleet has reverted."""
+        if position.epoch <= head.after:
+            return None
+        undone, epoch = [position.epoch], position.epoch
+        while epoch in epochs:
+            try:
+                before = self.head(epoch).after
+            except DamagedDataError:
+                break
+            epoch = max([candidate for candidate in epochs if candidate <= before], default=0)
+            if epoch <= head.after:
+                break
+            undone.append(epoch)
+        return RevertedEpochs(head.after, tuple(reversed(undone)))
+
+    def _part(self, head: OutputBody, part: int) -> list[EmittedOutput]:
+        if part == 0:
+            return open_outputs(head, self._guard)
+        path = head.part_path(part)
+        try:
+            body = read_part(self._disk, path, store_id=self._store_id)
+        except DamagedDataError as error:
+            if _is_there(self._disk, first_path(head.epoch)):
+                raise
+            raise NotFoundError(f"the outputs of epoch {head.epoch} were deleted while they were read") from error
+        check_same_release(body, head)
+        return open_outputs(body, self._guard)
+
+
+def check_same_release(body: OutputBody, head: OutputBody) -> None:
+    """Check that a part belongs to the release that part 0 names; raises DamagedDataError."""
+    if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
+        raise damaged(body.path, f"its release data differs from that of {head.path}")
+
+
+def list_parts(disk: Disk) -> list[PartName]:
+    """Return all parts, by epoch and part. A store without outputs has no folder for them."""
+    entries = files.listed(disk, OUTPUTS)
+    names = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
+    return sorted([name for name in names if name is not None], key=lambda name: (name.epoch, name.part, name.release))
+
+
+def released_epochs(parts: list[PartName]) -> list[int]:
+    """Return the epochs of which there is a part 0, ascending."""
+    return [name.epoch for name in parts if name.part == 0]
+
+
+def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
+    """Return the body of a part, after every check that needs no key.
+
+    Raises:
+        DamagedDataError, StoreError: see `decode_part`; or the file is missing or cannot be read.
+    """
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
+    return decode_part(data, path=path, store_id=store_id)
+
+
+def holds_outputs(disk: Disk) -> bool:
+    """Return whether there is any part."""
+    return bool(list_parts(disk))
+
+
+def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
+    """Return the ids of the keys under which outputs are encrypted; errors as `read_part`."""
+    keys = {read_part(disk, name.path, store_id=store_id).key for name in list_parts(disk)}
+    return keys - {""}
+
+
+def _is_there(disk: Disk, path: str) -> bool:
+    with files.reading(disk, path):
+        try:
+            disk.size(path)
+        except FileNotFoundError:
+            return False
+    return True
+
+
+CURSOR_KIND = b"OCUR"
+
+TRIES_MAX = 20
+"""Largest number of attempts to move a consumer while others move it: each failure is another process's success."""
+
+_ID_BYTES = 16
+
+
+class ConsumerPosition(msgspec.Struct, frozen=True, gc=False):
+    """Position of a consumer: its cursor as text, and the wall-clock time of its acknowledgement in nanoseconds since 1970."""
+
+    cursor: str
+    acknowledged_ns: int
+
+
+class _PositionBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    acknowledged_ns: int
+    consumer: str
+    cursor: str
+    store: str
+
+
+def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
+    """Return all named consumers, sorted by name.
+
+    Raises:
+        DamagedDataError: the newest position of a consumer is damaged.
+        StoreError: the store cannot be read.
+    """
+    for _ in range(TRIES_MAX):
+        with contextlib.suppress(_ChangedError):
+            return {name: _read(disk, name, numbers[-1], store_id) for name, numbers in _list(disk).items()}
+    raise StoreError(f"the consumers of outputs in {disk.location} change faster than they can be read: try again")
+
+
+def acknowledge(
+    disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
+) -> ConsumerPosition:
+    """Move a consumer forward to `cursor`, durably; return its position. The first call creates the consumer.
+
+    Raises:
+        UsageError: the consumer's name or the cursor is invalid.
+        StoreError: the position could not be written; repeat the call.
+    """
+    wanted = parse_cursor(cursor)
+    consumer_path(name, 1)
+    with files.writing(disk, f"the place of consumer {name!r}"):
+        for directory in (OUTPUTS, CONSUMERS):
+            make_durable_directory(disk, directory)
+        for _ in range(TRIES_MAX):
+            with contextlib.suppress(_ChangedError):
+                return _advance(disk, store_id, name, wanted, now_ns=now_ns, random_bytes=random_bytes)
+    raise StoreError(f"consumer {name!r} is moved by others faster than it can be written: try again")
+
+
+def forget(disk: Disk, name: str) -> bool:
+    """Remove a consumer: outputs are no longer kept for it; return whether it existed."""
+    consumer_path(name, 1)
+    with files.writing(disk, f"the removal of consumer {name!r}"):
+        paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
+        removed = files.unlink(disk, paths)
+        if removed:
+            disk.sync_directory(CONSUMERS)
+    return bool(removed)
+
+
+def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
+    """Read and check a whole position file of a consumer; raises DamagedDataError, StoreError."""
+    name, _ = parse_consumer_path(path) or ("", 0)
+    _decode(disk, path, name, store_id)
+
+
+class _ChangedError(Exception):
+    """The listed files have changed."""
+
+
+def _advance(
+    disk: Disk, store_id: str, name: str, wanted: Cursor, *, now_ns: int, random_bytes: Callable[[int], bytes]
+) -> ConsumerPosition:
+    numbers = _list(disk).get(name, [])
+    known = _read_if_whole(disk, name, numbers[-1], store_id) if numbers else None
+    if known is not None and parse_cursor(known.cursor) >= wanted:
+        disk.sync_directory(CONSUMERS)
+        return known
+    place = ConsumerPosition(str(wanted), now_ns)
+    body = _PositionBody(acknowledged_ns=now_ns, consumer=name, cursor=place.cursor, store=store_id)
+    number = max(numbers, default=0) + 1
+    path, data = consumer_path(name, number), seal(CURSOR_KIND, canonical.encode(body))
+    temporary_name = f"output-0-{random_bytes(_ID_BYTES).hex()}"
+    try:
+        write_once(disk, path, (data,), temporary_name=temporary_name, point="store.outputs.consumer")
+    except FileExistsError as error:
+        raise _ChangedError from error
+    if max(_list(disk).get(name, []), default=0) > number:
+        raise _ChangedError  # Others moved on by two steps and had removed this number before it was written.
+    files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
+    return place
+
+
+def _read_if_whole(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPosition | None:
+    try:
+        return _read(disk, name, number, store_id)
+    except DamagedDataError:
+        return None
+
+
+def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPosition:
+    path = consumer_path(name, number)
+    try:
+        return _decode(disk, path, name, store_id)
+    except DamagedDataError as error:
+        if number not in _list(disk).get(name, []):
+            raise _ChangedError from error
+        raise
+
+
+def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerPosition:
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
+    raw = unseal(CURSOR_KIND, data, path=path, epoch=None)
+    with files.decoding(path):
+        body = msgspec.msgpack.decode(raw, type=_PositionBody)
+    if body.consumer != name:
+        raise damaged(path, f"it is the place of consumer {body.consumer!r}")
+    check_store(body.store, path, store_id)
+    try:
+        parse_cursor(body.cursor)
+    except UsageError as error:
+        raise damaged(path, str(error)) from error
+    return ConsumerPosition(body.cursor, body.acknowledged_ns)
+
+
+def _list(disk: Disk) -> dict[str, list[int]]:
+    """Return the numbers of all position files, ascending, by consumer."""
+    entries = files.listed(disk, CONSUMERS)
+    places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
+    numbers: dict[str, list[int]] = {}
+    for name, number in sorted([place for place in places if place is not None]):
+        numbers.setdefault(name, []).append(number)
+    return numbers
+
+
+def lowest_cursor(places: dict[str, ConsumerPosition]) -> Cursor | None:
+    """Return the position that all consumers have reached; None if there are no consumers."""
+    return min([parse_cursor(place.cursor) for place in places.values()], default=None)
+
+
+AGE_NS_MAX = 7 * 24 * 3600 * 10**9
+"""Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is away over a long weekend."""
+
+AGE_NS_MIN = 3600 * 10**9
+"""Default minimum age of a deletion, in nanoseconds (an hour): fast named consumers do not cut off unnamed readers, for which nothing waits."""
+
+STEPS = 24
+"""Divisor: the time between two releases counts as at most this fraction of those ages (`storage/ages.py`). So the newest releases survive a
+jump of the clock."""
+
+LOOKED_AT = 256
+"""Approximate number of releases that one deletion reads. If there are more, it reads a sample, and deletes each with the releases before it."""
+
+
+class OutputWriter:
+    """Writes the outputs of one store. Threads may share it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        *,
+        guard: Guard | None,
+        random_bytes: Callable[[int], bytes],
+        watchers: Sequence[Callable[[int], None]] = (),
+    ) -> None:
+        """Create the writer. `watchers` are called from any thread, with the epoch of each release, and with 0 after a deletion."""
+        self._watchers = watchers
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._random_bytes = random_bytes
+        self._newest: OutputBody | None = None
+        """The newest known release, without its data."""
+        self._heads: dict[int, OutputBody] = {}
+        """Heads of releases that deletions have read."""
+        self._last_released = 0
+        """Epoch last released by this object. Only its direct successor needs no check of the store: another leader may have released others."""
+        self._lock = threading.Lock()
+        """Held while temporary files are written, and while other processes' temporary files are removed."""
+
+    def release(
+        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
+    ) -> None:
+        """Release outputs with an epoch; see `Store.release_outputs`."""
+        path, ordered = first_path(epoch), check_outputs(outputs or [])
+        check_root(root)
+        if not 0 <= after < epoch:
+            raise UsageError(f"epoch {after} cannot be before epoch {epoch}")
+        with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
+            newest = (
+                self._newest if self._newest is not None and epoch == self._last_released + 1 else self._find_newest()
+            )
+            if newest is not None and newest.epoch >= epoch:
+                self._check_same(path, root, after)
+            elif ordered or outputs is None or (newest is not None and newest.epoch > after):
+                head = self._make_head(epoch, root, after, newest, created_ns)
+                self._write(head, split_into_parts(ordered))
+            else:
+                self._last_released = epoch
+                return
+            self._last_released = epoch
+        self._notify_watchers(epoch)
+
+    def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
+        """Move a consumer; see `Store.acknowledge_outputs`."""
+        self._require_create_only()
+        self._check_reached(parse_cursor(cursor))
+        with self._lock:
+            return acknowledge(
+                self._disk, self._store_id, consumer, cursor, now_ns=now_ns, random_bytes=self._random_bytes
+            )
+
+    def forget(self, consumer: str) -> bool:
+        """Remove a consumer; return whether there was one."""
+        return forget(self._disk, consumer)
+
+    def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
+        """Delete releases that all consumers have read, and old ones; see `Store.delete_outputs`."""
+        with files.writing(self._disk, "the deletion of outputs"):
+            parts = list_parts(self._disk)
+            epochs = released_epochs(parts)
+            if not epochs:
+                return []
+            due = self._deletable_epochs(epochs, now_ns, age_ns_max, age_ns_min)
+            heads = [name.path for name in parts if name.epoch in due and not name.part]
+            others = [name.path for name in parts if name.epoch in due and name.part]
+            removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
+            failpoint("store.outputs.deleted")
+            removed += self._sweep_temporary(epochs[-1])
+        if removed:
+            self._notify_watchers(0)
+        return removed
+
+    def _notify_watchers(self, epoch: int) -> None:
+        for watcher in self._watchers:
+            watcher(epoch)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_reached(self, cursor: Cursor) -> None:
+        """Refuse a cursor beyond all releases: it would allow the deletion of all releases up to it."""
+        if self._newest is not None and self._newest.epoch >= cursor.epoch:
+            return
+        if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
+            raise UsageError(f"the store {self._disk.location} has no outputs up to {cursor}: it is another's cursor")
+
+    def _find_newest(self) -> OutputBody | None:
+        epochs = released_epochs(list_parts(self._disk))
+        return self._head_of(epochs[-1]) if epochs else None
+
+    def _head_of(self, epoch: int) -> OutputBody:
+        """Return part 0 of a release without its data. For a damaged one only the epoch is filled in: readers find the damage."""
+        try:
+            return msgspec.structs.replace(self._read(epoch), data=b"")
+        except DamagedDataError:
+            return OutputBody(epoch - 1, [0], 0, b"", epoch, "", 0, (0, 0), "", "", self._store_id)
+
+    def _read(self, epoch: int) -> OutputBody:
+        return read_part(self._disk, first_path(epoch), store_id=self._store_id)
+
+    def _check_same(self, path: str, root: str, after: int) -> None:
+        """Check that this epoch was released with the same root and `after`, and make that release durable."""
+        try:
+            self._disk.size(path)
+            head = read_part(self._disk, path, store_id=self._store_id)
+        except (FileNotFoundError, DamagedDataError):
+            head = None
+        if head is not None and (head.root, head.after) != (root, after):
+            raise StoreError(
+                f"two fleets on one store: the outputs of epoch {head.epoch} of {self._disk.location} are of root "
+                f"{head.root[:12]}… after epoch {head.after}, not {root[:12]}… after {after}; give each fleet a store of its own"
+            )
+        self._prepare_directory()
+        self._disk.sync_directory(OUTPUTS)
+
+    def _make_head(self, epoch: int, root: str, after: int, newest: OutputBody | None, created_ns: int) -> OutputBody:
+        if newest is not None and newest.after < after < newest.epoch:
+            raise UsageError(
+                f"epoch {after} is not before epoch {epoch}: the fleet went back from it to {newest.after}"
+            )
+        previous = _previous(newest)
+        return OutputBody(
+            after=after,
+            counts=[],
+            created_ns=created_ns,
+            data=b"",
+            epoch=epoch,
+            key="",
+            part=0,
+            previous=(previous.epoch, previous.taken),
+            release=self._random_bytes(_ID_BYTES).hex(),
+            root=root,
+            store=self._store_id,
+        )
+
+    def _write(self, head: OutputBody, parts: Sequence[Sequence[EmittedOutput]]) -> None:
+        head = msgspec.structs.replace(head, counts=[len(part) for part in parts])
+        encoded = encode_parts(head, parts, self._guard)
+        self._prepare_directory()
+        failpoint("store.outputs.directory")
+        for part in order_of_parts(len(encoded)):
+            name = f"output-{head.epoch}-{self._random_bytes(_ID_BYTES).hex()}"
+            write = partial(write_once, self._disk, head.part_path(part), (encoded[part],), temporary_name=name)
+            try:
+                write(point="store.outputs.part") if part else write(point="store.outputs.release")
+            except FileExistsError:
+                self._check_same(head.part_path(part), head.root, head.after)
+                self._newest = self._head_of(head.epoch)
+                return
+        self._newest = head
+
+    def _deletable_epochs(self, epochs: list[int], now_ns: int, age_ns_max: int, age_ns_min: int) -> set[int]:
+        """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged one only its epoch is known."""
+        passed = lowest_cursor(read_consumers(self._disk, self._store_id))
+        heads = self._sample_heads(epochs)
+        times = [head.created_ns for head in heads] + [now_ns]
+        olds, youngs = (ages_ns(times, max(1, limit // STEPS)) for limit in (age_ns_max, age_ns_min))
+        last = 0
+        for head, old_ns, young_ns in zip(heads[:-1], olds, youngs, strict=False):
+            is_passed = passed is not None and passed >= head.end and young_ns >= age_ns_min
+            if not is_passed and old_ns <= age_ns_max:
+                break
+            last = head.epoch
+        return {epoch for epoch in epochs[:-1] if epoch <= last}
+
+    def _sample_heads(self, epochs: list[int]) -> list[OutputBody]:
+        """Return heads of the newest release and of an even sample of others; the sample is the same at the next call. Damaged ones are left out."""
+        apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
+        sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
+        heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in sampled]
+        self._heads = {head.epoch: head for head in heads if head.release}
+        return list(self._heads.values())
+
+    def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
+        """Unlink releases, each part 0 durably before the other parts."""
+        removed = files.unlink(self._disk, heads)
+        if removed and others:
+            self._disk.sync_directory(OUTPUTS)
+        return removed + files.unlink(self._disk, others)
+
+    def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
+        """Return the parts below the newest release that belong to no release."""
+        lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
+        releases: dict[int, str] = {}
+        for epoch in {name.epoch for name in lower} & set(epochs):
+            with contextlib.suppress(DamagedDataError):
+                releases[epoch] = self._read(epoch).release
+        unread = set(epochs) - set(releases)
+        return [x.path for x in lower if x.epoch not in unread and x.release != releases.get(x.epoch)]
+
+    def _sweep_temporary(self, epoch: int) -> list[str]:
+        """Remove temporary files up to that of the newest release; none of them is in use in this process."""
+        with self._lock:
+            try:
+                entries = self._disk.list_directory(TEMPORARY)
+            except FileNotFoundError:
+                return []
+            paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
+            temporary_files = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+            return files.unlink(
+                self._disk, [path for path, folder, n in temporary_files if folder == OUTPUTS and n <= epoch]
+            )
+
+    def _prepare_directory(self) -> None:
+        self._require_create_only()
+        make_durable_directory(self._disk, OUTPUTS)
+
+    def _require_create_only(self) -> None:
+        if not creates_only(self._disk):
+            raise UsageError(
+                f"the store {self._disk.location} overwrites objects: a fleet with outputs needs another one"
+            )
+
+
+def order_of_parts(count: int) -> list[int]:
+    """Return the numbers of the parts in the order of creation. Part 0 is last: it completes the release."""
+    return [*range(1, count), 0]
+
+
+def _previous(newest: OutputBody | None) -> Cursor:
+    """Return the cursor that a reader must have reached before the next release. Releases that hold and revert nothing do not
+    count."""
+    if newest is None:
+        return START
+    before = Cursor(*newest.previous)
+    return newest.end if newest.end.taken or before.epoch > newest.after or not newest.release else before
