@@ -38,7 +38,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.object_streams.object_stream import Change, ObjectStream
-from snapline.storage.object_streams.records import has_references
+from snapline.storage.object_streams.segments import has_references
 
 _Found = TypeVar("_Found")
 

@@ -39,21 +39,19 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.local_disk import LockHeldError, creates_only
 from snapline.storage.disk.record import Buffer
-from snapline.storage.object_streams.records import (
+from snapline.storage.object_streams.segments import (
     LOCK_NAME,
     OBJECT_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
     Contents,
     EntryLine,
+    NewObject,
     ObjectLine,
+    ObjectStreamInUseError,
+    ObjectStreamSegments,
     check_object_stream,
     digest_of_object,
     references_of,
-)
-from snapline.storage.object_streams.segments import (
-    SEGMENT_BYTES_MAX,
-    NewObject,
-    ObjectStreamInUseError,
-    ObjectStreamSegments,
 )
 from snapline.storage.store import files
 from snapline.storage.store.store import Store

@@ -38,8 +38,7 @@ from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_deletions import read_deletions
 from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
-from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_name
-from snapline.storage.object_streams.segments import check_segment, read_header
+from snapline.storage.object_streams.segments import LOCK_NAME, check_segment, parse_segment_name, read_header
 from snapline.storage.outputs.output_files import check_place, check_same_release, read_part
 from snapline.storage.outputs.output_record import (
     CONSUMERS,
