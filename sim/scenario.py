@@ -42,7 +42,7 @@ from snapline.sim.faults.fault_kinds import (
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.toml_text import format_toml, readable, shown
 from snapline.sim.world.product_patches import LIMITS
-from snapline.storage.retention.retention_policy import parse_policy
+from snapline.storage.retention.epoch_retention import parse_policy
 
 __all__ = [
     "PATTERN_NAMES",

@@ -47,7 +47,7 @@ from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, RpcGuard
 from snapline.security.transport import RELOAD_S, Security
 from snapline.storage.disk.local_disk import LockHeldError, lock_file
-from snapline.storage.retention.retention_policy import Policy
+from snapline.storage.retention.epoch_retention import Policy
 from snapline.storage.store.store import Store
 from snapline.telemetry.health import READY, begin, open_health_server, tell
 from snapline.telemetry.log_lines import BoundIds

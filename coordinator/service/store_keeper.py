@@ -49,8 +49,8 @@ from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.retention.catalog import snapshot_time, summarise
+from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
 from snapline.storage.retention.holds import Holds
-from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant

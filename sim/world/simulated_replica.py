@@ -28,7 +28,7 @@ from snapline.sim.world.network import Stream
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
-from snapline.storage.retention.retention_policy import parse_policy
+from snapline.storage.retention.epoch_retention import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
 """Deadline of a proposal, as in production."""

@@ -51,7 +51,7 @@ from snapline.storage.disk import layout
 from snapline.storage.disk.layout import LOG
 from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint
-from snapline.storage.retention.retention_policy import parse_created
+from snapline.storage.retention.epoch_retention import parse_created
 from snapline.storage.store.manifest import Manifest
 
 # -- host logs ------------------------------------------------------------------------------------------------------------

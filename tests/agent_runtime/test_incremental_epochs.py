@@ -328,7 +328,7 @@ def _cut_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _delete_all_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletion does not ask what other manifests name."""
-    monkeypatch.setattr("snapline.storage.retention.retention._NamedPacks.needs", lambda self, path: False)
+    monkeypatch.setattr("snapline.storage.retention.epoch_retention._NamedPacks.needs", lambda self, path: False)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.storage.disk.local_disk import LocalDisk
-from snapline.storage.retention.retention_policy import Policy
+from snapline.storage.retention.epoch_retention import Policy
 from snapline.storage.store.store import Store
 
 

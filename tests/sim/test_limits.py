@@ -39,8 +39,8 @@ from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.network import Network
 from snapline.sim.world.product_patches import LIMITS, limited
 from snapline.sim.world.world_observer import StoreObserver
-from snapline.storage.retention import retention_policy
-from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
+from snapline.storage.retention import epoch_retention
+from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
 
 ROOT = Path(__file__).parents[2] / "src" / "snapline"
 PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery", "sim")
@@ -292,7 +292,7 @@ def test_a_policy_that_keeps_one_too_few_is_found_where_a_leader_has_died(monkey
 
 
 def test_a_policy_that_forgets_the_hours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention_policy, "_newest_of_each", lambda *arguments: frozenset[int]())
+    monkeypatch.setattr(epoch_retention, "_newest_of_each", lambda *arguments: frozenset[int]())
     assert [violation.oracle for violation in run(POLICY, 1).violations] == ["retention"]
 
 

@@ -9,7 +9,7 @@ from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.search.swarm import draw
-from snapline.storage.retention import retention
+from snapline.storage.retention import epoch_retention
 
 TEMPLATE = """
 schema = 1
@@ -42,7 +42,7 @@ def test_what_is_remembered_survives(protocol: str, seed: int) -> None:
 
 def _sweep_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletion does not ask which packs other manifests name."""
-    monkeypatch.setattr(retention._NamedPacks, "needs", lambda self, path: False)
+    monkeypatch.setattr(epoch_retention._NamedPacks, "needs", lambda self, path: False)
 
 
 def _take_aborted_epochs_for_a_base(monkeypatch: pytest.MonkeyPatch) -> None:

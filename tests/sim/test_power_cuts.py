@@ -6,7 +6,7 @@ from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.retention import retention
+from snapline.storage.retention import epoch_retention
 
 DELETING = """
 schema = 1
@@ -55,7 +55,7 @@ def test_a_coordinator_that_loses_its_power_while_it_deletes_leaves_no_ref_witho
 
 
 def test_a_deletion_that_does_not_sync_the_refs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    delete = retention.delete_epoch
-    monkeypatch.setattr(retention, "delete_epoch", lambda disk, *rest: delete(Forgetful(disk), *rest))  # type: ignore[arg-type]
+    delete = epoch_retention.delete_epoch
+    monkeypatch.setattr(epoch_retention, "delete_epoch", lambda disk, *rest: delete(Forgetful(disk), *rest))  # type: ignore[arg-type]
     results = (run(parse_scenario(DELETING, source="here"), seed) for seed in SEEDS)
     assert any([each.oracle for each in result.violations][:1] == ["listed"] for result in results)

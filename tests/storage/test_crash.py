@@ -22,7 +22,7 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk, LocalDisk
-from snapline.storage.retention import retention
+from snapline.storage.retention import epoch_retention
 from snapline.storage.store import create_store, files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.manifest import encode_manifest, encode_ref
@@ -141,16 +141,16 @@ def _publish_first(store: Store, epoch: int) -> None:
     store.write_manifest(manifest)
 
 
-def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
+def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: epoch_retention.Notes) -> list[str]:
+    manifests, packs = epoch_retention._files_of_epoch(disk, store_id, epoch, notes)
     for path in [*packs, *manifests, f"refs/epochs/{epoch}"]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
     return []
 
 
-def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
+def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: epoch_retention.Notes) -> list[str]:
+    manifests, packs = epoch_retention._files_of_epoch(disk, store_id, epoch, notes)
     return files.unlink(disk, [f"refs/epochs/{epoch}", *manifests, *packs])
 
 
@@ -208,7 +208,7 @@ def test_crash_test_catches_a_ref_before_its_manifest() -> None:
 def test_crash_test_catches_deletions_out_of_order(
     deletion: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "delete_epoch", deletion)
+    monkeypatch.setattr(epoch_retention, "delete_epoch", deletion)
     _expect_caught()
 
 

@@ -23,7 +23,7 @@ from snapline.errors import SnaplineError, StoreError
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, Retirement
-from snapline.storage.retention import retention
+from snapline.storage.retention import epoch_retention
 from snapline.storage.store import files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.manifest import list_generations, read_manifest
@@ -248,8 +248,8 @@ def test_a_generation_whose_writer_died_before_its_name_was_durable_is_no_danger
     crash_everywhere(Compact)
 
 
-def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
+def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: epoch_retention.Notes) -> list[str]:
+    manifests, packs = epoch_retention._files_of_epoch(disk, store_id, epoch, notes)
     named = {
         pack.path
         for other, numbers in list_generations(disk).items()
@@ -263,8 +263,8 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.
     return []
 
 
-def _delete_shared_packs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
+def _delete_shared_packs(disk: Disk, store_id: str, epoch: int, notes: epoch_retention.Notes) -> list[str]:
+    manifests, packs = epoch_retention._files_of_epoch(disk, store_id, epoch, notes)
     for path in [f"refs/epochs/{epoch}", *manifests, *packs]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
@@ -274,7 +274,7 @@ def _delete_shared_packs(disk: Disk, store_id: str, epoch: int, notes: retention
 @pytest.mark.parametrize("deletion", [_delete_packs_first, _delete_shared_packs])
 def test_a_wrong_deletion_is_caught(deletion: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     Delete()
-    monkeypatch.setattr(retention, "delete_epoch", deletion)
+    monkeypatch.setattr(epoch_retention, "delete_epoch", deletion)
     with pytest.raises((AssertionError, SnaplineError)):
         crash_everywhere(Delete)
 

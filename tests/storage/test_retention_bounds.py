@@ -134,8 +134,8 @@ def test_ten_thousand_epochs_need_no_more_than_the_first_ones(tmp_path: Path) ->
 
 
 def _keep_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.storage.retention.retention._manifests_with", lambda disk, root: [])
-    monkeypatch.setattr("snapline.storage.retention.retention._Sweep.manifests_to_delete", lambda self: [])
+    monkeypatch.setattr("snapline.storage.retention.epoch_retention._manifests_with", lambda disk, root: [])
+    monkeypatch.setattr("snapline.storage.retention.epoch_retention._Sweep.manifests_to_delete", lambda self: [])
 
 
 def _keep_notes(monkeypatch: pytest.MonkeyPatch) -> None:

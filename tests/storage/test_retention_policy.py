@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.storage.retention.retention_policy import (
+from snapline.storage.retention.epoch_retention import (
     COUNT_MAX,
     DAILY,
     FUTURE_TIME,

@@ -1,6 +1,6 @@
 """`snapline coordinator run` and `snapline host run`: the processes a fleet consists of.
 
-`snapline unit`: units for systemd, for hosts and coordinators that a machine starts when it boots.
+`snapline unit` prints units for systemd, for hosts and coordinators that a machine starts when it boots.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ def coordinator_run(
     after a last snapshot of a fleet that runs.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
-    from snapline.storage.retention.retention_policy import Policy, parse_policy
+    from snapline.storage.retention.epoch_retention import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
     options = CoordinatorOptions(

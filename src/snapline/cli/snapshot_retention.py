@@ -19,8 +19,8 @@ from snapline.cli.output import Document, DocumentTables, count, document, rows_
 from snapline.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from snapline.storage.retention.epoch_retention import Policy
     from snapline.storage.retention.holds import Holds
-    from snapline.storage.retention.retention_policy import Policy
     from snapline.storage.store.store import Store
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
@@ -137,7 +137,7 @@ def prune(
     Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
     shows what goes and asks.
     """
-    from snapline.storage.retention.retention_policy import Policy, parse_duration_s
+    from snapline.storage.retention.epoch_retention import Policy, parse_duration_s
 
     policy = Policy(keep_last, hourly, daily, manual, parse_duration_s(within))
     store = place.open()
@@ -167,7 +167,7 @@ def _is_terminal() -> bool:
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """Return the document of snapshots to keep and to delete, read from the manifests, not from a catalog."""
     from snapline.storage.retention.catalog import read_summaries, snapshot_time
-    from snapline.storage.retention.retention_policy import retained
+    from snapline.storage.retention.epoch_retention import retained
 
     summaries = read_summaries(store)
     retained_epochs = retained(map(snapshot_time, summaries), policy, now_ns=time.time_ns(), held=holds.held())

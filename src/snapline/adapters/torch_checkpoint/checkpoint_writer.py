@@ -57,7 +57,7 @@ from snapline.storage.packs import compaction
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
-from snapline.storage.retention import pins, retention
+from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import manifest as manifests
 from snapline.storage.store.manifest import Manifest, agent_line
@@ -366,5 +366,5 @@ class SnaplineWriter(StorageWriter):
 
 def _numbers_of_packs(store: Store) -> list[int]:
     """Return the epochs that anything was ever written for, also by a save that was killed."""
-    names = [layout.parse_pack_path(path) for path in retention.pack_paths(store.disk)]
+    names = [layout.parse_pack_path(path) for path in epoch_retention.pack_paths(store.disk)]
     return [name.number for name in names if name is not None]

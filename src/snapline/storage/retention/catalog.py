@@ -25,7 +25,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.folders import make_private
-from snapline.storage.retention.retention_policy import MANUAL_TRIGGER, SnapshotTime, parse_created
+from snapline.storage.retention.epoch_retention import MANUAL_TRIGGER, SnapshotTime, parse_created
 
 if TYPE_CHECKING:
     import sqlite3

@@ -51,7 +51,7 @@ from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring,
 from snapline.storage.packs.checkpoint_packs import Gathered, gather
 from snapline.storage.packs.compaction import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
-from snapline.storage.retention import retention
+from snapline.storage.retention import epoch_retention
 from snapline.storage.store import files
 from snapline.storage.store.create_store import initialize_store, missing_store_error
 from snapline.storage.store.files import exists
@@ -90,7 +90,7 @@ class Store(StoreReader):
         """Use `open`, `create` or `open_or_create`, unless you bring your own disk and randomness."""
         super().__init__(disk, store_id, guard=guard)
         self._random_bytes = random_bytes
-        self._notes: retention.Notes = {}
+        self._notes: epoch_retention.Notes = {}
         self._compaction = compaction.Notes()
         self._log_writer = LogWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
         self._output_writer = OutputWriter(
@@ -271,7 +271,7 @@ class Store(StoreReader):
                 raise StoreError(
                     f"{path} exists with other packs: give the new manifest of epoch {epoch} another creation time"
                 ) from None
-        retention.note(self._notes, path, manifest)
+        epoch_retention.note(self._notes, path, manifest)
         return root
 
     def publish(self, epoch: int, root: str) -> None:
@@ -394,7 +394,7 @@ class Store(StoreReader):
         rest. A missing epoch is not an error.
         """
         with files.writing(self._disk, f"the deletion of epoch {epoch}"):
-            return retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
+            return epoch_retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
 
     def delete_unreferenced(
         self, *, begun_below: int, open_epochs: Collection[int] = (), open_writers: Collection[str] = ()
@@ -408,7 +408,7 @@ class Store(StoreReader):
             open_writers: writers whose packs and directories are spared.
         """
         with files.writing(self._disk, "the deletion of garbage"):
-            return retention.delete_unreferenced(
+            return epoch_retention.delete_unreferenced(
                 self._disk,
                 self.store_id,
                 self._notes,
