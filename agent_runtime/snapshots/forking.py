@@ -3,22 +3,18 @@
 Errors in a fork's code and settings are found before a byte is written: a missing class, a state without a migration, an unfinished durable turn
 without its handler, a field that does not exist or has another type. The snapshot is pinned meanwhile and otherwise untouched: its fleet may run on.
 
-Open effects in a fork's snapshot: they belong to the parent fleet, and the fork does not touch them.
-
-The parent waits for these effects, calls them, and undoes them if the turn fails. A fork that did the same would do each effect a second time, under
-other outside keys. So the fork's checkpoints differ from the parent's:
+*Open effects* belong to the parent fleet, and the fork does not touch them. The parent waits for these effects, calls them, and undoes them if the
+turn fails. A fork that did the same would do each effect a second time, under other outside keys. So the fork's checkpoints differ from the parent's:
 
 - The entry at which a turn waits for an effect is refused.
 - Effects of that turn are not undone. Turns that undo effects are removed, with the dead letters of failed ones.
 - Completed effects stay known by their keys: they are part of the history that both fleets share.
 - An effect left by a failed turn is no orphan. A later turn that requests it gets the result, and does not undo it. Users cannot undo it in the fork.
 
-Changes to fields of a saved state whose declared types are known.
-
-The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). It is decoded without types, one value is replaced,
-and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The declared types are
-followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is decoded as declared, as
-a host will do.
+*Changes to fields.* The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). It is decoded without types, one
+value is replaced, and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The declared
+types are followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is decoded as
+declared, as a host will do.
 """
 
 import dataclasses
@@ -48,10 +44,9 @@ from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.protection import resolve_keys
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 from snapline.storage.transfer.forking import ForkOrder, write_fork
 from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs

@@ -20,9 +20,8 @@ from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.retention.catalog import read_summaries
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.store.verify import Verification
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]

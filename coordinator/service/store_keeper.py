@@ -50,9 +50,8 @@ from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.retention.catalog import snapshot_time, summarise
 from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 _log = logging.getLogger("snapline.coordinator")

@@ -44,9 +44,8 @@ from snapline.storage.packs.checkpoint import (
     StashedMessage,
     encode_checkpoint,
 )
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line, chunk_place
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 
 
 class Note(msgspec.Struct):

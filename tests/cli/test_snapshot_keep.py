@@ -13,8 +13,7 @@ from tests.kit.command_line import Run
 
 from snapline.cli import snapshot, snapshot_retention
 from snapline.storage.disk.local_disk import LocalDisk
-from snapline.storage.retention.holds import Holds
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 
 
 @pytest.fixture

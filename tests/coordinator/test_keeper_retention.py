@@ -16,9 +16,8 @@ from snapline.messages.host_messages import ReportedPack
 from snapline.storage.disk import layout
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.retention.epoch_retention import Policy
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 HOUR = 3600.0

@@ -9,7 +9,7 @@ from tests.integration.fleets import paced_bank
 from tests.integration.processes import snapline, together
 from tests.integration.running import running
 
-from snapline.storage.retention.holds import Holds
+from snapline.storage.store.store import Holds
 
 ARGUMENTS = {"agents": "12", "tokens": "50", "period": "0.5"}
 

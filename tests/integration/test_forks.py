@@ -17,7 +17,7 @@ from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.client.client import Client
 from snapline.examples.bank import tokens_in
-from snapline.storage.retention.holds import Holds
+from snapline.storage.store.store import Holds
 
 pytestmark = pytest.mark.timeout(240)
 

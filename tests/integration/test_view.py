@@ -14,8 +14,7 @@ from tests.integration.running import running
 from tests.view.parsed import parse, value_in
 
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.storage.retention.holds import Holds
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 
 pytestmark = pytest.mark.timeout(120)
 

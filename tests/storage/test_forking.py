@@ -18,11 +18,10 @@ from snapline.storage.disk.local_disk import write_once
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store import files
 from snapline.storage.store.fork_record import encode_fork
 from snapline.storage.store.snapshot_reading import check_epoch
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer import forking, transfer
 from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, write_fork
 from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs

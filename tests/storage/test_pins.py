@@ -13,8 +13,7 @@ from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, seal
 from snapline.storage.retention import pins
-from snapline.storage.retention.holds import Holds
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 
 NOW_S = 1_700_000_000.0
 STORE = "ab" * 16

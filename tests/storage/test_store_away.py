@@ -30,9 +30,8 @@ from snapline.storage.log.log_record import LogName
 from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.retention.catalog import summarise
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.log_marks import LogMark
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer.transfer import copy_epoch
 
 LOG = LogName(1, "h1", 1)

@@ -10,9 +10,8 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.buckets import tiering
 from snapline.storage.buckets.tiering import HELD, NEWEST, all_but_newest, move_epochs
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store import snapshot_reading
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer import transfer
 
 CONTENTS = {1: {"a": [1, 2]}, 2: {"a": [1, 2, 3]}, 3: {"a": [1, 4], "b": [2]}, 4: {"a": [1]}}

@@ -1,11 +1,8 @@
-"""`snapline demo`: its options. The demo itself is in `demo_run.py`.
-
-`snapline demo`: real work on real input; a host and the coordinator's leader are killed meanwhile, and the result is exact.
+"""`snapline demo`: real work on real input; a host and the coordinator's leader are killed meanwhile, and the result is exact.
 
 The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). Its mass is counted in
-integers, so an inconsistency of a single unit can be detected.
-
-The demo's space-time picture: some agents of every host around the kill, from the hosts' own traces.
+integers, so an inconsistency of a single unit can be detected. A space-time picture shows some agents of every host around the kill, from the
+hosts' own traces.
 """
 
 import asyncio
@@ -62,7 +59,6 @@ def demo(
 
     The ranks are compared with those of an undisturbed run.
     """
-    pass
 
     raise typer.Exit(
         run_demo(
@@ -443,7 +439,7 @@ class _Demo:
 
     def _pin_line(self, line: int) -> None:
         """Pin the line. An open plan keeps it, but on a slow machine ten newer epochs may complete before it is read."""
-        from snapline.storage.retention.holds import Holds
+        from snapline.storage.store.store import Holds
 
         if line not in self._pinned_lines:
             with contextlib.suppress(SnaplineError):

@@ -20,8 +20,7 @@ from snapline.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.retention.epoch_retention import Policy
-    from snapline.storage.retention.holds import Holds
-    from snapline.storage.store.store import Store
+    from snapline.storage.store.store import Holds, Store
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
 
@@ -56,7 +55,7 @@ class StorePlace:
 
     def holds(self, store: "Store") -> "Holds":
         """Return the store's pins and tags."""
-        from snapline.storage.retention.holds import Holds
+        from snapline.storage.store.store import Holds
 
         return Holds(store, now_s=time.time)
 

@@ -23,10 +23,9 @@ from snapline.errors import CoordinatorUnavailableError, NotFoundError, Snapline
 from snapline.ids import check_id
 from snapline.messages.answers import RestorePreview
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
-from snapline.messages.status import SnapshotOutcome
+from snapline.messages.status import FleetStatus, HostStatus, SnapshotOutcome
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.storage.retention.holds import Holds
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.view.display_text import (
     describe_interval,
     describe_work_at_risk,
@@ -37,7 +36,6 @@ from snapline.view.display_text import (
     undone_in_fleet,
     undone_outside_fleet,
 )
-from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.markup import Markup
 from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
@@ -185,7 +183,7 @@ RECOVERY = ("/recovery", "Recoveries")
 FLEET = ("/", "The fleet")
 
 
-def others_for_agents(facts: FleetFacts, host: HostFacts) -> list[str]:
+def others_for_agents(facts: FleetStatus, host: HostStatus) -> list[str]:
     """Return the hosts to which the agents of a host could move."""
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
@@ -200,7 +198,7 @@ class FleetActions:
         """Return the epochs to which the fleet can go back; others may still be in the store."""
         return restorable_epochs(await retry_until_available(lambda: self._coordinator.read_snapshots("history")))
 
-    async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def snapshot(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose one more snapshot, now."""
         alive = [host for host in facts.hosts if host.state == "alive"]
         effects = [
@@ -215,7 +213,7 @@ class FleetActions:
     async def _take(self, _fields: Fields) -> ActionOutcome:
         return taken(await retry_until_available(self._coordinator.create_snapshot))
 
-    async def restore(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def restore(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to restore the whole fleet to a snapshot."""
         preview = await retry_until_available(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
         token = secrets.token_hex(16)  # a repeated call of this page is the same restore
@@ -248,7 +246,7 @@ class FleetActions:
             is_grave=True,
         )
 
-    async def drain(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def drain(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to move agents away from a host."""
         host = _host_of(facts, query)
         targets = others_for_agents(facts, host)
@@ -267,7 +265,7 @@ class FleetActions:
 
         return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", effects, do)
 
-    async def resume(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def resume(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose that agents may move to a host again."""
         host = _host_of(facts, query)
         effects = (
@@ -280,7 +278,7 @@ class FleetActions:
 
         return ProposedAction(f"Resume host {host.host}", f"Resume {host.host}", effects, do)
 
-    async def kill(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def kill(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to end a host's process."""
         host = _host_of(facts, query)
         failed = f"host:{host.host}"
@@ -312,7 +310,7 @@ def taken(outcome: SnapshotOutcome) -> ActionOutcome:
     return ActionOutcome(f"Epoch {outcome.epoch} is complete, in {seconds(outcome.elapsed_ns / 1e9)}.", *where)
 
 
-def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:
+def _host_of(facts: FleetStatus, query: Fields) -> HostStatus:
     name = query.get("host", "")
     for host in facts.hosts:
         if host.host == name:
@@ -320,7 +318,7 @@ def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:
     raise NotFoundError(f"no host {name!r} in this fleet")
 
 
-def _restore_effects(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]:
+def _restore_effects(preview: RestorePreview, facts: FleetStatus) -> tuple[str, ...]:
     inputs = sum([each.count for each in preview.inputs])
     lacking = [each.agent for each in preview.inputs if each.missing]
     effects = [
@@ -376,7 +374,7 @@ class StoreActions:
             await retry_until_available(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots
         )
 
-    async def tag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def tag(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to name a snapshot."""
         chosen, about = await self._find(query)
         named = (await self.kept()).tags_of(chosen.epoch)
@@ -394,7 +392,7 @@ class StoreActions:
         field = ActionField("name", "Name, such as before-upgrade", is_required=True)
         return _proposed(f"Tag epoch {chosen.epoch}", effects, do, (field,))
 
-    async def untag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def untag(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to remove a name."""
         name = query.get("name", "")
         epoch = (await self.kept()).tags.get(name)
@@ -412,7 +410,7 @@ class StoreActions:
 
         return _proposed(f"Remove tag {name}", effects, do)
 
-    async def pin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def pin(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to pin a snapshot."""
         chosen, about = await self._find(query)
 
@@ -422,7 +420,7 @@ class StoreActions:
 
         return _proposed(f"Pin epoch {chosen.epoch}", [about, "It is kept until the pin is removed."], do)
 
-    async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def unpin(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose to unpin a snapshot."""
         pinned = {str(epoch): epoch for epoch in (await self.kept()).pins}
         epoch = pinned.get(query.get("snapshot", ""))
@@ -439,7 +437,7 @@ class StoreActions:
 
         return _proposed(f"Unpin epoch {epoch}", effects, do)
 
-    async def fork(self, facts: FleetFacts, query: Fields) -> ProposedAction:
+    async def fork(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose a new fleet out of a snapshot, next to this one."""
         chosen, about = await self._find(query)
         beside = self._own_folder().absolute().parent

@@ -18,12 +18,11 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageEr
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import NO_KEYS
-from snapline.storage.keys.keys_in_use import keys_in_use
 from snapline.storage.object_streams import object_stream as object_stream_module
 from snapline.storage.object_streams import segments as segments_module
 from snapline.storage.object_streams.object_stream import ObjectStream, StaleReferenceError
 from snapline.storage.object_streams.segments import ObjectStreamInUseError
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Store, keys_in_use
 
 
 def sizes(disk: SimulatedDisk) -> dict[str, int]:

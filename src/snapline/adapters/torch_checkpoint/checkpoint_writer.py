@@ -58,10 +58,9 @@ from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.retention import epoch_retention, pins
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store import manifest as manifests
 from snapline.storage.store.manifest import Manifest, agent_line
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 PACK_BYTES = 32 * 2**20

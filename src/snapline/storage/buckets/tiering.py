@@ -22,9 +22,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, UsageError
-from snapline.storage.retention.holds import Holds
 from snapline.storage.store.snapshot_reading import check_epoch
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer.transfer import Copied, copy_epoch
 
 NEWEST = "it is the newest one"

@@ -25,6 +25,10 @@ unreferenced file may remain. Calls may be repeated; `write_pack` then writes an
 
 Carries: G4 (whole: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
 read is compared with a digest first).
+
+Finds the keys of an encrypted store that are still in use.
+
+Pins, tags and guarded deletion of an opened store: `pins.py` with the store's own disk and randomness.
 """
 
 import contextlib
@@ -41,17 +45,24 @@ from snapline.storage.disk.opening import open_disk
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
-from snapline.storage.keys.keys_in_use import keys_in_use
-from snapline.storage.log.log_files import LogWriter
+from snapline.storage.log.log_files import LogWriter, keys_of_batches
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
-from snapline.storage.outputs.output_files import AGE_NS_MAX, AGE_NS_MIN, ConsumerPosition, OutputWriter
+from snapline.storage.object_streams.segments import keys_of_object_streams
+from snapline.storage.outputs.output_files import (
+    AGE_NS_MAX,
+    AGE_NS_MIN,
+    ConsumerPosition,
+    OutputWriter,
+    keys_of_outputs,
+)
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob
-from snapline.storage.packs.checkpoint_packs import Gathered, gather
+from snapline.storage.packs.checkpoint_packs import Gathered, gather, key_of_pack
 from snapline.storage.packs.compaction import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
-from snapline.storage.retention import epoch_retention
+from snapline.storage.retention import epoch_retention, pins
+from snapline.storage.retention.pins import Pin, Tag
 from snapline.storage.store import files
 from snapline.storage.store.create_store import initialize_store, missing_store_error
 from snapline.storage.store.files import exists
@@ -68,6 +79,19 @@ from snapline.storage.store.manifest import (
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
+
+
+def keys_in_use(disk: Disk, store_id: str) -> set[str]:
+    """Return the ids of the keys that packs, batches, outputs and object streams name; DamagedDataError, StoreError if a file cannot be read."""
+    paths = [*epoch_retention.pack_paths(disk), *checkpoint_packs.find(disk)]
+    packs = {key_of_pack(disk, path, store_id) for path in paths}
+    return (
+        packs
+        | keys_of_batches(disk, store_id)
+        | keys_of_outputs(disk, store_id)
+        | keys_of_object_streams(disk, store_id)
+    )
+
 
 SIGNERS_MAX = 16
 """Number of newest refs to search for one that a given key has signed: an attacker who forges refs rarely forges more."""
@@ -550,3 +574,79 @@ def _identity_of(disk: Disk) -> str:
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:
     return (PackBlob(name, KIND_CHECKPOINT, data) for name, data in blobs)
+
+
+_TOKEN_BYTES = 16
+"""Size of a random name: 128 bits, so names never collide."""
+
+
+class Holds:
+    """Pins, tags and guarded deletion of one store, with its disk and randomness. `pins.py` describes each."""
+
+    def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
+        """Create the holds. `now_s` returns seconds since 1970."""
+        self._store = store
+        self._disk = store.disk
+        self._id = store.store_id
+        self._now_s = now_s
+
+    def pin(self, epoch: int) -> Pin:
+        """Pin a snapshot."""
+        return self._pin(epoch, self._token())
+
+    @contextlib.contextmanager
+    def holding(self, epoch: int) -> Iterator[Pin]:
+        """Pin a snapshot for the duration of the block. If the process dies meanwhile, the pin stays: `unpin` removes it."""
+        token = self._token()
+        made = self._pin(epoch, token)
+        try:
+            yield made
+        finally:
+            pins.unpin_own(self._disk, epoch, token)
+
+    def unpin(self, epoch: int) -> bool:
+        """Remove all pins of an epoch."""
+        return pins.unpin(self._disk, epoch)
+
+    def tag(self, name: str, epoch: int) -> Tag:
+        """Tag a snapshot."""
+        token, now_s = self._token(), self._now_s()
+        return self._store.confirm_damage(lambda: pins.tag(self._disk, self._id, name, epoch, token=token, now_s=now_s))
+
+    def untag(self, name: str) -> bool:
+        """Remove a tag."""
+        return pins.untag(self._disk, name)
+
+    def pins(self) -> list[Pin]:
+        """All pins."""
+        return pins.list_pins(self._disk, self._id)
+
+    def pinned(self) -> list[int]:
+        """Return the epochs that are pinned, ascending; damaged pins count."""
+        return pins.pinned_epochs(self._disk)
+
+    def tags(self) -> list[Tag]:
+        """All tags."""
+        return pins.list_tags(self._disk, self._id)
+
+    def held(self) -> dict[int, str]:
+        """Return epoch → the reason to keep it."""
+        return pins.held_epochs(self._disk, self._id)
+
+    def delete(
+        self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
+    ) -> dict[int, list[str] | None]:
+        """Delete those of `epochs` that are not held, with `delete` or by default `Store.delete_epoch`."""
+        delete = delete or self._store.delete_epoch
+        return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
+
+    def clear_leftovers(self, *, is_alone: bool = False) -> list[str]:
+        """Remove the pins and intents of dead processes."""
+        return pins.clear_leftovers(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
+
+    def _pin(self, epoch: int, token: str) -> Pin:
+        now_s = self._now_s()
+        return self._store.confirm_damage(lambda: pins.pin(self._disk, self._id, epoch, token=token, now_s=now_s))
+
+    def _token(self) -> str:
+        return self._store._random_bytes(_TOKEN_BYTES).hex()
