@@ -38,7 +38,7 @@ from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds
-from snapline.storage.retention.catalog import Catalog
+from snapline.storage.store.catalog import Catalog
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line, encode_manifest, encode_ref
 from snapline.storage.store.store import Store
 

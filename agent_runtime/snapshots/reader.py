@@ -146,7 +146,7 @@ class SnapshotStore:
         return f"<SnapshotStore {self.location}: {len(self)} snapshots>"
 
     def _repr_html_(self) -> str:
-        from snapline.storage.retention.catalog import read_summaries
+        from snapline.storage.store.catalog import read_summaries
 
         return snapshot_html.of_store(self.location, read_summaries(self._store))
 

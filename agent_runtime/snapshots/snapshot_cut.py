@@ -1,11 +1,9 @@
-"""A complete cut, for `stop_when` and for display.
+"""A complete cut, for `stop_when` and for display: the agents' states, the contents of their checkpoints, and all of it as HTML.
 
-Contents of a checkpoint besides its state, for display: messages in transit, timers, spawns, dead letters.
+*Contents of a checkpoint besides its state*: messages in transit, timers, spawns, dead letters. `Cut` and the snapshot reader show the same contents
+but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type name, message).
 
-`Cut` and the snapshot reader show the same contents but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type
-name, message).
-
-Snapshots as HTML, for notebooks. All text comes from a store and is escaped; long tables are truncated with a note.
+*HTML*, for notebooks: all text comes from a store and is escaped; long tables are truncated with a note.
 """
 
 import contextlib
@@ -30,7 +28,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store.store import Store
 
 if TYPE_CHECKING:
-    from snapline.storage.retention.catalog import SnapshotSummary
+    from snapline.storage.store.catalog import SnapshotSummary
 
 
 Decode = Callable[[str, bytes], tuple[str, object]]
@@ -277,8 +275,6 @@ class Cut:
         return describe_state(self._checkpoints[agent])
 
     def _repr_html_(self) -> str:
-        pass
-
         return of_cut(self)
 
     @property

@@ -48,8 +48,8 @@ from snapline.storage.disk.record import damaged, finding_of
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.retention.catalog import snapshot_time, summarise
 from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
+from snapline.storage.store.catalog import snapshot_time, summarise
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant

@@ -311,7 +311,7 @@ FILES = {
     "data/plan.json": Kind(PUBLIC, "what runs where, no secrets", "deploy/detached_fleet.py"),
     "data/hosts-wanted": Kind(PUBLIC, "a number", "deploy/running_fleet.py"),
     "data/*.health": Kind(PUBLIC, "a socket: whether a process lives"),
-    "cache/snapline/": Kind(PRIVATE, "lists of snapshots", "storage/retention/catalog.py"),
+    "cache/snapline/": Kind(PRIVATE, "lists of snapshots", "storage/store/catalog.py"),
     "cache/snapline/*": Kind(WITHIN, "one for each store"),
     "page.html": Kind(PRIVATE, "a fleet, as `snapline ui export` saves it", "view/html_export.py"),
     "fleet.backup": Kind(PRIVATE, "the coordinator's state", "coordinator/raft/durability.py"),

@@ -30,7 +30,7 @@ from snapline.storage.capture.npy_file import write_npy
 from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.capture.values import ArrayHead
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
-from snapline.storage.retention.catalog import read_summaries
+from snapline.storage.store.catalog import read_summaries
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.archive import write_archive
 from snapline.view.html_export import write_file

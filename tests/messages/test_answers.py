@@ -29,7 +29,7 @@ from snapline.messages.status import (
     StoreStatus,
 )
 from snapline.storage.disk.record import Finding
-from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.store.catalog import SnapshotSummary
 
 BACK = AgentOnLine("a", 3, 1, 4)
 

@@ -16,8 +16,8 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import StoreError
 from snapline.storage.disk import layout
-from snapline.storage.retention import catalog as catalog_module
-from snapline.storage.retention.catalog import Catalog, read_summaries
+from snapline.storage.store import catalog as catalog_module
+from snapline.storage.store.catalog import Catalog, read_summaries
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 

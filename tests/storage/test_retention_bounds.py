@@ -13,7 +13,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, WRITER
-from snapline.storage.retention.catalog import read_summaries
+from snapline.storage.store.catalog import read_summaries
 from snapline.storage.store.store import Store
 
 KEEP = 10

@@ -29,7 +29,7 @@ from snapline.storage.keys import key_records
 from snapline.storage.log.log_record import LogName
 from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.object_streams.segments import list_object_streams
-from snapline.storage.retention.catalog import summarise
+from snapline.storage.store.catalog import summarise
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer.transfer import copy_epoch

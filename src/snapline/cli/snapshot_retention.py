@@ -165,8 +165,8 @@ def _is_terminal() -> bool:
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """Return the document of snapshots to keep and to delete, read from the manifests, not from a catalog."""
-    from snapline.storage.retention.catalog import read_summaries, snapshot_time
     from snapline.storage.retention.epoch_retention import retained
+    from snapline.storage.store.catalog import read_summaries, snapshot_time
 
     summaries = read_summaries(store)
     retained_epochs = retained(map(snapshot_time, summaries), policy, now_ns=time.time_ns(), held=holds.held())

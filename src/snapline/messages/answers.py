@@ -1,10 +1,6 @@
-"""Coordinator answers to tools that hold more than a status; names are those of `coordinator.proto`.
+"""Coordinator answers to tools that hold more than a status, and the JSON documents that tools print for them.
 
-Messages about outputs that agents have released, and about their consumers; names are those of `coordinator.proto`.
-
-Replies to tools and hosts about users: their tokens, and the audit log of their calls.
-
-JSON documents that tools print for an answer. Their names and order are a contract with readers of `-o json`.
+Names of structs and fields are those of `coordinator.proto`. Names and order of a document's fields are a contract with readers of `-o json`.
 """
 
 from collections.abc import Iterable
@@ -13,7 +9,7 @@ import msgspec
 
 from snapline.messages.status import FleetStatus, ForkedFrom, SnapshotOutcome
 from snapline.storage.disk.record import Finding
-from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.store.catalog import SnapshotSummary
 from snapline.storage.timestamps import instant
 
 

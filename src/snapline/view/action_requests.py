@@ -21,10 +21,11 @@ from starlette.responses import RedirectResponse, Response
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageError
 from snapline.gateway.http_server import has_no_site_header, is_from_other_site
 from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
-from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.store.catalog import SnapshotSummary
 from snapline.view.display_text import count, pill, size
-from snapline.view.facts import ENDED, FleetFacts, HostFacts
+from snapline.view.facts import ENDED
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.operator_actions import (
     ActionField,
@@ -63,7 +64,7 @@ def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
     return tag("p", [action_link(verb, f"{label} epoch {epoch}", snapshot=epoch) for verb, label in verbs])
 
 
-def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
+def actions_body(facts: FleetStatus, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
     """Draw the possible actions; `restorable`: epochs to which the fleet can go back."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each action first shows its effects, and runs after confirmation.", class_="quiet")
@@ -83,7 +84,7 @@ def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[i
     )
 
 
-def _host(host: HostFacts, facts: FleetFacts) -> Markup:
+def _host(host: HostStatus, facts: FleetStatus) -> Markup:
     actions: list[Child] = []
     if host.state == "alive":
         if host.is_drained:
@@ -101,7 +102,7 @@ def _host(host: HostFacts, facts: FleetFacts) -> Markup:
     )
 
 
-def _sole(verb: str, host: HostFacts) -> Markup:
+def _sole(verb: str, host: HostStatus) -> Markup:
     return action_link(verb, f"{verb.capitalize()} {host.host}", host=host.host)
 
 
@@ -179,7 +180,7 @@ ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 RELOAD_PAGE_S = 2
 """Time between two loads of the page of an action in progress."""
 
-Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedAction]]
+Propose = Callable[[FleetStatus, Fields], Awaitable[ProposedAction]]
 
 
 class NotAllowedError(UsageError):
@@ -210,15 +211,15 @@ class Operators:
         }
         self.verbs |= of_store if self.store.is_here else {}
 
-    def may(self, facts: FleetFacts | None) -> bool:
+    def may(self, facts: FleetStatus | None) -> bool:
         """Return whether the fleet lets the view act."""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
-    def offers(self, facts: FleetFacts | None) -> bool:
+    def offers(self, facts: FleetStatus | None) -> bool:
         """Return whether the view may act and there is a fleet to act on."""
         return self.may(facts) and facts is not None and facts.phase not in ENDED
 
-    async def links(self, facts: FleetFacts | None, epoch: int) -> Markup | None:
+    async def links(self, facts: FleetStatus | None, epoch: int) -> Markup | None:
         """Return links to the actions on a snapshot, for its page."""
         if not self.offers(facts):
             return None
@@ -279,7 +280,7 @@ class ActingPages:
             response.headers["Refresh"] = str(RELOAD_PAGE_S)
         return response
 
-    async def _facts(self) -> FleetFacts:
+    async def _facts(self) -> FleetStatus:
         """Return the state of the fleet, to decide on."""
         state = await self._watch.now()
         if state.trouble or state.facts is None:
@@ -289,7 +290,7 @@ class ActingPages:
             raise UsageError(f"the fleet has {state.facts.phase}: nothing can be done to it here")
         return state.facts
 
-    def _check(self, facts: FleetFacts | None) -> None:
+    def _check(self, facts: FleetStatus | None) -> None:
         if not self._operators.may(facts):
             role = "" if facts is None else facts.caller_role
             raise NotAllowedError(f"this view is {role or 'nobody'} to the fleet, and that takes {' or '.join(ROLES)}")

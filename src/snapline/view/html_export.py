@@ -44,7 +44,8 @@ from snapline.errors import CoordinatorUnavailableError, DamagedDataError, NotFo
 from snapline.messages.answers import SnapshotList
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import describe_payload
-from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.messages.status import FleetStatus
+from snapline.storage.store.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
 from snapline.view.cut_page import (
     ROWS_MAX,
@@ -59,7 +60,6 @@ from snapline.view.cut_page import (
 )
 from snapline.view.display_text import count, plural, size
 from snapline.view.epochs_page import epochs_body, no_history
-from snapline.messages.status import FleetStatus
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.markup import Child, Markup, join, tag

@@ -24,7 +24,7 @@ from snapline.ids import check_id
 from snapline.messages.answers import RestorePreview
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.status import FleetStatus, HostStatus, SnapshotOutcome
-from snapline.storage.retention.catalog import SnapshotSummary
+from snapline.storage.store.catalog import SnapshotSummary
 from snapline.storage.store.store import Holds, Store
 from snapline.view.display_text import (
     describe_interval,
