@@ -20,11 +20,11 @@ from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.store import files
 from snapline.storage.store.fork_record import encode_fork
-from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Holds, Store
-from snapline.storage.transfer import forking, transfer
+from snapline.storage.transfer import forking, snapshot_copy
 from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, write_fork
 from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs
+from snapline.storage.transfer.snapshot_copy import check_epoch
 
 ORDER = ForkOrder(
     name="other", parent_name="tests", is_live=False, created="2026-01-01T00:00:00Z", fleet="tests", config_hash="ab"
@@ -69,7 +69,7 @@ def test_a_fork_restores_as_its_parents_snapshot_under_any_keys(
     epoch = data.draw(st.integers(1, len(steps)))
     before = {path: disk_of(source.store).read(path, 0, 10**6) for path in disk_of(source.store).files()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "PACK_BYTES_MAX", data.draw(st.sampled_from([1, 300, 10**9])))
+        patch.setattr(snapshot_copy, "PACK_BYTES_MAX", data.draw(st.sampled_from([1, 300, 10**9])))
         made = fork(source.store, epoch, SimulatedDisk(), keys=new)
     again = Store.open("simulated", disk=disk_of(made), keys=new)
     assert content_of(again, epoch) == content_of(source.store, epoch)
@@ -250,7 +250,7 @@ def check_left(image: SimulatedDisk, make: Callable[..., Store], keys: Keys | No
 def test_a_crash_at_every_call_leaves_no_fork_or_one_that_can_be_made_again(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "PACK_BYTES_MAX", 300)
+    monkeypatch.setattr(snapshot_copy, "PACK_BYTES_MAX", 300)
     assert crash_everywhere(write_with_inputs, keys) > 60
 
 

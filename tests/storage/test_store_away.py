@@ -32,7 +32,7 @@ from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.store.catalog import summarise
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Holds, Store
-from snapline.storage.transfer.transfer import copy_epoch
+from snapline.storage.transfer.snapshot_copy import copy_epoch
 
 LOG = LogName(1, "h1", 1)
 LEFT = ["nothing", "an empty place", "another store"]

@@ -8,11 +8,9 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, UsageError
-from snapline.storage.buckets import tiering
-from snapline.storage.buckets.tiering import HELD, NEWEST, all_but_newest, move_epochs
-from snapline.storage.store import snapshot_reading
 from snapline.storage.store.store import Holds, Store
-from snapline.storage.transfer import transfer
+from snapline.storage.transfer import snapshot_copy
+from snapline.storage.transfer.snapshot_copy import HELD, NEWEST, all_but_newest, move_epochs
 
 CONTENTS = {1: {"a": [1, 2]}, 2: {"a": [1, 2, 3]}, 3: {"a": [1, 4], "b": [2]}, 4: {"a": [1]}}
 
@@ -122,7 +120,7 @@ def test_a_damaged_copy_keeps_the_original(what: str) -> None:
 def test_packs_that_copies_share_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = make_source(), make_target()
     seen: list[str] = []
-    right = snapshot_reading.read_blobs
+    right = snapshot_copy.read_blobs
 
     def noting(store: Store, blobs: Any, epoch: int) -> Any:
         listed = list(blobs)
@@ -130,7 +128,7 @@ def test_packs_that_copies_share_are_read_back_once(monkeypatch: pytest.MonkeyPa
             seen.extend({blob.pack.path: None for blob in listed if not blob.entry.name})
         return right(store, listed, epoch)
 
-    monkeypatch.setattr(snapshot_reading, "read_blobs", noting)
+    monkeypatch.setattr(snapshot_copy, "read_blobs", noting)
     list(move_epochs(source.store, target, [1, 2, 3]))
     assert len(seen) == len(set(seen)) > 2
 
@@ -167,7 +165,7 @@ def _check(source: Writer, roots: dict[int, str], here: SimulatedDisk, there: Si
         assert found, f"epoch {epoch} is nowhere"
         for store in found:
             assert store.read_ref(epoch) == root
-            snapshot_reading.check_epoch(store, epoch, set())
+            snapshot_copy.check_epoch(store, epoch, set())
     Holds(first, now_s=lambda: 1e9).clear_leftovers(is_alone=True)
     left = [epoch for epoch in (1, 2) if epoch in first.epochs()]
     list(move_epochs(first, second, left, holds=holds_of(first)))
@@ -183,25 +181,25 @@ def test_crash_at_every_call_loses_nothing() -> None:
 
 
 def test_the_crash_test_catches_a_removal_before_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = transfer.copy_epoch
+    right = snapshot_copy.copy_epoch
 
     def remove_first(source: Store, target: Store, epoch: int, **others: Any) -> Any:
         memory = Store.open("memory", disk=disk_of(source).copy())
         source.delete_epoch(epoch)
         return right(memory, target, epoch, **others)
 
-    monkeypatch.setattr(tiering, "copy_epoch", remove_first)
+    monkeypatch.setattr(snapshot_copy, "copy_epoch", remove_first)
     with pytest.raises(AssertionError, match="is nowhere"):
         crash_everywhere()
 
 
 def test_the_test_of_damage_catches_a_copy_that_is_not_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "check_epoch", lambda *_: None)
+    monkeypatch.setattr(snapshot_copy, "check_epoch", lambda *_: None)
     with pytest.raises(pytest.fail.Exception):
         test_a_damaged_copy_keeps_the_original("packs/")
 
 
 def test_the_test_of_one_store_catches_a_move_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "_are_one", lambda *_: False)
+    monkeypatch.setattr(snapshot_copy, "_are_one", lambda *_: False)
     with pytest.raises(pytest.fail.Exception):
         test_one_store_under_two_names_is_not_emptied()

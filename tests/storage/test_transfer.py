@@ -18,12 +18,10 @@ from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.blob import decode_blob, header_bytes
 from snapline.storage.packs.pack import read_index
-from snapline.storage.store import snapshot_reading
 from snapline.storage.store.manifest import encode_ref
-from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store
-from snapline.storage.transfer import transfer
-from snapline.storage.transfer.transfer import copy_epoch
+from snapline.storage.transfer import snapshot_copy
+from snapline.storage.transfer.snapshot_copy import check_epoch, copy_epoch
 
 CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6, 3]}, 3: {"a": [7, 2], "b": [1], "c": [8]}}
 """Epochs that share chunks, within themselves too."""
@@ -67,8 +65,8 @@ def test_a_copy_restores_as_the_original_in_any_order_and_is_whole(steps: Any, d
     target = make_target()
     order = data.draw(st.permutations(range(1, len(steps) + 1)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "PACK_BYTES_MAX", data.draw(st.sampled_from([1, 300, 10**9])))
-        patch.setattr(snapshot_reading, "RUN_BYTES_MAX", data.draw(st.sampled_from([1, 700, 10**9])))
+        patch.setattr(snapshot_copy, "PACK_BYTES_MAX", data.draw(st.sampled_from([1, 300, 10**9])))
+        patch.setattr(snapshot_copy, "RUN_BYTES_MAX", data.draw(st.sampled_from([1, 700, 10**9])))
         for epoch in order:
             assert copy_epoch(source.store, target, epoch).root == source.store.read_ref(epoch)
     for epoch in order:
@@ -110,7 +108,7 @@ def test_a_manifest_names_no_pack_of_a_later_epoch() -> None:
 
 def test_packs_are_bounded_and_a_larger_blob_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = make_source({1: {"a": list(range(1, 40))}}), make_target()
-    monkeypatch.setattr(transfer, "PACK_BYTES_MAX", 600)
+    monkeypatch.setattr(snapshot_copy, "PACK_BYTES_MAX", 600)
     copy_epoch(source.store, target, 1)
     sizes = [[entry.size_bytes for entry in _entries(target, path)] for path in packs_in(target)]
     assert len(sizes) > 10 and all(sum(some) <= 600 or len(some) == 1 for some in sizes)
@@ -220,7 +218,7 @@ def test_a_deletion_of_the_source_meanwhile_is_no_damage() -> None:
             source.store.delete_epoch(2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "PACK_BYTES_MAX", 1)
+        patch.setattr(snapshot_copy, "PACK_BYTES_MAX", 1)
         disk_of(source.store).on_call = delete
         with pytest.raises(NotFoundError, match="deleted while it was read: pin"):
             copy_epoch(source.store, target, 1)
@@ -346,12 +344,12 @@ def crash_everywhere(copy: Callable[..., Any] = copy_epoch) -> int:
 
 
 def test_crash_at_every_call_leaves_nothing_half_and_the_next_try_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PACK_BYTES_MAX", 600)
+    monkeypatch.setattr(snapshot_copy, "PACK_BYTES_MAX", 600)
     assert crash_everywhere() > 60
 
 
 def test_the_next_try_begins_with_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PACK_BYTES_MAX", 300)
+    monkeypatch.setattr(snapshot_copy, "PACK_BYTES_MAX", 300)
     source = make_source()
     target = make_target()
     disk = disk_of(target)
@@ -452,14 +450,14 @@ def test_a_deletion_in_the_target_between_looking_and_writing_is_found() -> None
 def _publishing_first(source: Store, target: Store, epoch: int) -> None:
     root = source.read_ref(epoch)
     with pytest.MonkeyPatch.context() as patch:
-        right = transfer._Copy._write_manifest
+        right = snapshot_copy._Copy._write_manifest
 
         def write(self: Any) -> None:
             data = encode_ref(epoch, root, target.store_id)
             target._create(layout.ref_path(epoch), data, epoch=epoch, point="")
             right(self)
 
-        patch.setattr(transfer._Copy, "_write_manifest", write)
+        patch.setattr(snapshot_copy._Copy, "_write_manifest", write)
         copy_epoch(source, target, epoch)
 
 
@@ -470,27 +468,27 @@ def test_the_crash_test_catches_a_ref_before_its_manifest(monkeypatch: pytest.Mo
 
 def test_the_crash_test_catches_a_copy_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a look for the manifest of an earlier try."""
-    monkeypatch.setattr(transfer._Copy, "_is_written", lambda self: False)
-    monkeypatch.setattr(transfer._Copy, "_left_behind", lambda self: iter(()))
+    monkeypatch.setattr(snapshot_copy._Copy, "_is_written", lambda self: False)
+    monkeypatch.setattr(snapshot_copy._Copy, "_left_behind", lambda self: iter(()))
     with pytest.raises(SnaplineError):
         crash_everywhere()
 
 
 def test_the_test_of_deletions_catches_a_copy_that_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer._Copy, "_check_shared_packs", lambda self: None)
+    monkeypatch.setattr(snapshot_copy._Copy, "_check_shared_packs", lambda self: None)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_deletion_in_the_target_between_looking_and_writing_is_found()
 
 
 def test_the_test_of_deletions_catches_a_look_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    look, write = transfer._Copy._check_shared_packs, transfer._Copy._write_manifest
+    look, write = snapshot_copy._Copy._check_shared_packs, snapshot_copy._Copy._write_manifest
 
     def look_first(self: Any) -> None:
         look(self)
         write(self)
 
-    monkeypatch.setattr(transfer._Copy, "_write_manifest", look_first)
-    monkeypatch.setattr(transfer._Copy, "_check_shared_packs", lambda self: None)
+    monkeypatch.setattr(snapshot_copy._Copy, "_write_manifest", look_first)
+    monkeypatch.setattr(snapshot_copy._Copy, "_check_shared_packs", lambda self: None)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_deletion_in_the_target_between_looking_and_writing_is_found()
 
@@ -501,6 +499,6 @@ def test_the_test_of_damage_catches_blobs_that_are_not_compared(monkeypatch: pyt
     def unchecked(data: Any, entry: Any, **others: Any) -> Any:
         return right(data, entry, **others) if entry.codec else bytes(data[header_bytes(entry.name) :])
 
-    monkeypatch.setattr(snapshot_reading, "decode_blob", unchecked)
+    monkeypatch.setattr(snapshot_copy, "decode_blob", unchecked)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_flipped_byte_in_the_source_is_never_copied()

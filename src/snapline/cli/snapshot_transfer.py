@@ -1,7 +1,4 @@
-"""`snapline snapshot export`, `import` and `copy`: transfer of snapshots to files and to a second store.
-
-`snapline snapshot fork`: a new fleet out of a snapshot of another.
-"""
+"""`snapline snapshot export`, `import`, `copy` and `fork`: transfer of snapshots to files, to a second store, and to a new fleet."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -19,7 +16,7 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.store.store import Store
-    from snapline.storage.transfer.transfer import Copied
+    from snapline.storage.transfer.snapshot_copy import Copied
 
 
 _SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
@@ -96,23 +93,27 @@ def copy(
 
     With --remove a snapshot is deleted here once its copy is whole; not if it is pinned, tagged, or the newest.
     """
-    from snapline.storage.buckets import tiering
+    from snapline.storage.transfer import snapshot_copy
 
     if (snapshot is None) == (all_but_newest is None):
         raise UsageError("which snapshots? Give an ID, or --older-than N for all but the newest N")
     source = place.open()
-    epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.all_but_newest(source, all_but_newest or 1)
+    epochs = (
+        [source.resolve(snapshot)]
+        if snapshot is not None
+        else snapshot_copy.all_but_newest(source, all_but_newest or 1)
+    )
     there = StorePlace(store=to)
     target = there.open() if must_exist else _open_target(there)
     printer = display.printer()
     rows: list[dict[str, object]] = []
     with contextlib.ExitStack() as held:
         if remove:
-            tiering.check_distinct_stores(source, target)
+            snapshot_copy.check_distinct_stores(source, target)
             held.enter_context(lock_fleet(snapshot_keep.data_dir_of(place, source), "remove its snapshots"))
         is_fleet_store = held.enter_context(_receiving(there, target))
         holds = place.holds(source) if remove else None
-        for moved in tiering.move_epochs(source, target, epochs, holds=holds, is_fleet_store=is_fleet_store):
+        for moved in snapshot_copy.move_epochs(source, target, epochs, holds=holds, is_fleet_store=is_fleet_store):
             row = _row(moved.copied) | {"is_removed": moved.is_removed, "kept_because": moved.kept_because}
             rows.append(row)
             printer.progress(_copied_line(row))

@@ -48,7 +48,7 @@ from snapline.storage.transfer.archive_disk import (
     header_of,
     reading_archive,
 )
-from snapline.storage.transfer.transfer import Copied, copy_epoch
+from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
 
 COPY_BYTES = 8 * 2**20
 """Size of one read and write."""

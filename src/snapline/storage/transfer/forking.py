@@ -47,9 +47,15 @@ from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.protection import make_guard
-from snapline.storage.store.snapshot_reading import PlacedBlob, digests_of, place_of, read_blobs, read_checkpoints
 from snapline.storage.store.store import Store
-from snapline.storage.transfer.transfer import pack_groups
+from snapline.storage.transfer.snapshot_copy import (
+    PlacedBlob,
+    digests_of,
+    pack_groups,
+    place_of,
+    read_blobs,
+    read_checkpoints,
+)
 
 FORK_WRITER = "fork"
 """Writer of the packs of forks, and host of the log with their pending inputs. Host starts have other names."""

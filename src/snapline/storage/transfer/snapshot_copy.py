@@ -25,6 +25,30 @@ Digests of encrypted stores are keyed, and agents' checkpoints list digests. So 
 with the same digests: both without encryption, or both with the keys of one store.
 
 Carries: G4 (the ref comes last; one root for each epoch), G11.
+
+Reading all blobs of one snapshot in the order of their places, to copy or to verify it (G11).
+
+A manifest lists each blob's place and digest. So blobs are read from the manifest alone, and adjacent ones with one call:
+from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read only to compare
+the manifest with the packs (`check_places`).
+
+Moving old snapshots to a second, cheaper store: copy, verify the copy, and only then delete the original.
+
+The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
+
+The model. Snapshots are copied one after the other, oldest first (`transfer.copy_epoch`), so each finds its unchanged chunks in the
+previous copy. Then every byte of the copy is read back from the second store and checked. A pack that several
+copies share is read once per run. Only then is a snapshot removed, and never
+
+1. if somebody holds it: the removal uses the guarded deletion of `pins.py`;
+2. if it is the newest one: a restarted fleet restores it;
+3. if both stores are the same: then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
+   file by file, or one store under two names), a probe written to the first store and read from the second decides.
+
+A move may be interrupted and repeated. The caller's duties are those of `transfer.py`. As any deletion, removal requires that the store's
+fleet does not run, unless the fleet's coordinator does it.
+
+Supports G7: nothing is deleted without a complete copy.
 """
 
 import contextlib
@@ -35,13 +59,21 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
+from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.packs.blob import (
     CODEC_LZ4,
     KIND_CHECKPOINT,
     KIND_CHUNK,
+    PLAIN_KEYRING,
     BlobEntry,
+    Keyring,
     PackBlob,
+    decode_blob,
+    end_of,
 )
+from snapline.storage.packs.checkpoint import decode_checkpoint
+from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackReference, read_index
 from snapline.storage.store import files
 from snapline.storage.store.manifest import (
@@ -54,17 +86,126 @@ from snapline.storage.store.manifest import (
     find_generation,
     list_generations,
 )
-from snapline.storage.store.snapshot_reading import (
-    Key,
-    PlacedBlob,
-    check_places,
-    digests_of,
-    key_of,
-    place_of,
-    read_blobs,
-    read_checkpoints,
-)
-from snapline.storage.store.store import Store
+from snapline.storage.store.store import Holds, Store
+
+RUN_BYTES_MAX = 8 * 2**20
+"""Largest read: on an object store the cost of a request is then small compared with its bytes."""
+
+
+class PlacedBlob(msgspec.Struct, frozen=True, gc=False):
+    """A blob and its pack."""
+
+    pack: PackReference
+    entry: BlobEntry
+
+
+Key = tuple[str, bytes]
+"""Name and digest, which identify a blob. Chunks have no name."""
+
+
+def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
+    """Read and check every blob of every pack that a snapshot needs.
+
+    `checked`: paths of packs that were already read and are skipped; the packs read now are added.
+
+    Raises:
+        NotFoundError: there is no such epoch.
+        DamagedDataError: names the first damaged file.
+    """
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    check_places(store, manifest)
+    for pack in manifest.packs:
+        if pack.path not in checked:
+            for _ in read_blobs(store, [PlacedBlob(pack, entry) for entry in store.read_pack_index(pack)], epoch):
+                pass
+            checked.add(pack.path)
+    for _ in read_checkpoints(store, manifest, manifest.agents, digests_of(manifest)):
+        pass
+
+
+def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterator[tuple[PlacedBlob, Buffer]]:
+    """Yield blobs with their plain bytes, sorted by place and checked; adjacent ones are read with one call.
+
+    Raises:
+        DamagedDataError: names file, epoch and agent.
+    """
+    disk, guard = store.disk, store.guard
+    keyrings: dict[str, Keyring] = {}
+    for run in _runs(blobs):
+        pack = run[0].pack
+        if pack.path not in keyrings:
+            keyrings[pack.path] = keyring_of(guard, store_id=store.store_id, path=pack.path, key_id=pack.key_id)
+        yield from _read_run(disk, run, epoch, keyrings[pack.path])
+
+
+def check_places(store: Store, manifest: Manifest) -> None:
+    """Check that every pack exists, with the blobs that the manifest lists. Blobs are not read."""
+    entries: dict[tuple[int, Key], BlobEntry] = {}
+    for number, pack in enumerate(manifest.packs):
+        entries |= {(number, key_of(entry)): entry for entry in store.read_pack_index(pack)}
+    blobs = [(line.pack, line.entry()) for line in manifest.agents]
+    blobs += [(chunk.pack, chunk.entry()) for chunk in manifest.chunks]
+    for number, entry in blobs:
+        if entries.get((number, key_of(entry))) != entry:
+            reason = f"its index and the manifest differ about {entry.label}"
+            raise damaged(manifest.packs[number].path, reason, epoch=manifest.metadata.epoch, blob=entry.name)
+
+
+def digests_of(manifest: Manifest) -> frozenset[bytes]:
+    return frozenset([chunk.digest for chunk in manifest.chunks])
+
+
+def read_checkpoints(
+    store: Store, manifest: Manifest, lines: Iterable[AgentLine], digests: frozenset[bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield agents and their encoded checkpoints, whose chunks are all among `digests`."""
+    epoch = manifest.metadata.epoch
+    for blob, plain in read_blobs(store, [PlacedBlob(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
+        try:
+            checkpoint = decode_checkpoint(plain)
+        except DamagedDataError as error:
+            raise damaged(blob.pack.path, str(error), epoch=epoch, blob=blob.entry.name) from error
+        if checkpoint.agent != blob.entry.name:
+            reason = f"it is the checkpoint of {checkpoint.agent!r}"
+            raise damaged(blob.pack.path, reason, epoch=epoch, blob=blob.entry.name)
+        if not digests.issuperset(checkpoint.digests()):
+            reason = f"it does not say where a chunk of agent {checkpoint.agent!r} lies"
+            raise damaged(f"the manifest of epoch {epoch}", reason, epoch=epoch)
+        yield checkpoint.agent, bytes(plain)
+
+
+def _read_run(
+    disk: Disk, run: list[PlacedBlob], epoch: int, keyring: Keyring = PLAIN_KEYRING
+) -> Iterator[tuple[PlacedBlob, Buffer]]:
+    path, start, end = run[0].pack.path, run[0].entry.offset, end_of(run[-1].entry)
+    with files.reading(disk, path, epoch=epoch, blob=run[0].entry.name):
+        data = memoryview(disk.read(path, start, end - start))
+    for blob in run:
+        stored = data[blob.entry.offset - start : end_of(blob.entry) - start]
+        yield blob, decode_blob(stored, blob.entry, path=path, epoch=epoch, keyring=keyring)
+
+
+def _runs(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
+    """Yield blobs in lists that one read can serve: adjacent in one pack."""
+    run: list[PlacedBlob] = []
+    for blob in sorted(blobs, key=place_of):
+        if run:
+            is_next = blob.pack.path == run[-1].pack.path and blob.entry.offset == end_of(run[-1].entry)
+            if not is_next or end_of(blob.entry) - run[0].entry.offset > RUN_BYTES_MAX:
+                yield run
+                run = []
+        run.append(blob)
+    if run:
+        yield run
+
+
+def place_of(blob: PlacedBlob) -> tuple[str, int]:
+    return blob.pack.path, blob.entry.offset
+
+
+def key_of(entry: BlobEntry) -> Key:
+    return entry.name, entry.digest
+
 
 COPY_WRITER = "copy"
 """Writer of the packs of copies. Names of other writers end in the number of a host start, so none has this name."""
@@ -389,3 +530,80 @@ def pack_groups(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
         size_bytes += blob.entry.size_bytes
     if group:
         yield group
+
+
+NEWEST = "it is the newest one"
+HELD = "pinned or tagged"
+
+
+class MoveResult(msgspec.Struct, frozen=True):
+    """Result for one snapshot.
+
+    Attributes:
+        copied: result of the copy.
+        is_removed: the snapshot is now only in the second store.
+        kept_because: why the snapshot was not removed on request; otherwise empty.
+    """
+
+    copied: Copied
+    is_removed: bool = False
+    kept_because: str = ""
+
+
+def all_but_newest(store: Store, count: int) -> list[int]:
+    """Return all epochs but the newest `count`, ascending."""
+    if count < 1:
+        raise UsageError(f"{count} newest snapshots would be kept: keep at least 1")
+    return store.epochs()[:-count]
+
+
+def move_epochs(
+    source: Store, target: Store, epochs: Iterable[int], *, holds: Holds | None = None, is_fleet_store: bool = False
+) -> Iterator[MoveResult]:
+    """Copy snapshots to `target` and verify the copies; yield each when it is done.
+
+    Args:
+        source, target, is_home: see `transfer.copy_epoch`.
+        epochs: epochs of `source`.
+        holds: pins and tags of `source`; copied epochs are removed there. None removes nothing.
+
+    Raises:
+        DamagedDataError: bytes of a snapshot or its copy differ from those written. The snapshot was not removed.
+        others: see `transfer.copy_epoch`.
+    """
+    wanted = sorted(set(epochs))
+    if holds is not None:
+        check_distinct_stores(source, target)
+    checked: set[str] = set()
+    for epoch in wanted:
+        copied = copy_epoch(source, target, epoch, is_fleet_store=is_fleet_store)
+        check_epoch(target, epoch, checked)
+        yield MoveResult(copied) if holds is None else _remove(source, target, copied, holds)
+
+
+def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveResult:
+    if source.epochs()[-1:] == [copied.epoch]:
+        return MoveResult(copied, kept_because=NEWEST)
+    if target.read_ref(copied.epoch) != copied.root:
+        raise DamagedDataError(f"epoch {copied.epoch} of {target.location} is no longer a copy of it: check that store")
+    removed = holds.delete([copied.epoch])[copied.epoch]
+    return MoveResult(copied, kept_because=HELD) if removed is None else MoveResult(copied, is_removed=True)
+
+
+def check_distinct_stores(source: Store, target: Store) -> None:
+    """Raise UsageError if both are one store: removing a snapshot after the copy would lose it."""
+    if _are_one(source, target):
+        raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
+
+
+def _are_one(source: Store, target: Store) -> bool:
+    """Return whether a file written to `source` is visible in `target`."""
+    if source.store_id != target.store_id:
+        return False
+    path, token = source.write_probe()
+    try:
+        return target.read_probe(path) == token
+    except DamagedDataError:  # The probe is not in the target.
+        return False
+    finally:
+        source.remove_probe(path)
