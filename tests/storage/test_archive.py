@@ -20,9 +20,8 @@ from tests.storage.simulated_disk import SimulatedDisk, below
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key
 from snapline.storage.store.store import Store
-from snapline.storage.transfer import archive, archive_disk
-from snapline.storage.transfer.archive import read_archive, write_archive
-from snapline.storage.transfer.archive_disk import DIRECTORY, FILE, header_of, reading_archive
+from snapline.storage.transfer import archive
+from snapline.storage.transfer.archive import DIRECTORY, FILE, header_of, read_archive, reading_archive, write_archive
 
 CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6]}, 3: {"a": [2], "c": [8]}}
 
@@ -357,7 +356,7 @@ def test_a_size_beyond_the_file_is_refused_before_anything_is_read(tmp_path: Pat
 
 def test_the_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(make_source(), tmp_path)
-    monkeypatch.setattr(archive_disk, "MEMBERS_MAX", 3)
+    monkeypatch.setattr(archive, "MEMBERS_MAX", 3)
     expect_damage(path, "more than 3 files")
 
 
@@ -414,7 +413,7 @@ def test_the_test_of_flips_catches_headers_that_are_only_parsed(
 
     path = export(make_source({1: {"a": [1]}}), tmp_path, (1,), "first.tar")
     data = path.read_bytes()
-    monkeypatch.setattr(archive_disk, "header_of", believed)
+    monkeypatch.setattr(archive, "header_of", believed)
     path.write_bytes(data[:136] + b"7" + data[137:])  # the time of the first member
     with pytest.raises(pytest.fail.Exception):
         expect_damage(path)

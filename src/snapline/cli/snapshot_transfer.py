@@ -60,8 +60,7 @@ def import_snapshots(
     The whole file is verified first. A store that is not there is made. The store of a fleet takes back its own older snapshots
     only, while the fleet does not run.
     """
-    from snapline.storage.transfer.archive import read_archive
-    from snapline.storage.transfer.archive_disk import reading_archive
+    from snapline.storage.transfer.archive import read_archive, reading_archive
 
     with reading_archive(file):  # fail before a store is created
         pass

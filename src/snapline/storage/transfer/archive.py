@@ -17,11 +17,22 @@ the same store give the same bytes: the archive has no times and no owners.
 is copied out of it (`transfer.py`).
 
 Carries: G11.
+
+A tar archive as a read-only store disk. The file is not trusted.
+
+The disk accepts exactly what `archive.py` writes. Each header is generated again from name and length and compared with the stored one,
+padding and end are zeros, and nothing follows. So every byte is compared, or covered by a digest that the store checks.
+Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever generated. Names must be
+those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is unpacked. Lengths in the file cause no
+allocations except for the store's own reads, which are bounded.
+
+Supports G11.
 """
 
 import contextlib
 import errno
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -31,24 +42,242 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.folders import open_private
 from snapline.storage.disk import layout
-from snapline.storage.disk.local_disk import Disk
-from snapline.storage.disk.record import damaged
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk
+from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.keys.key_files import Keys, keys_from_environment
 from snapline.storage.store import files
 from snapline.storage.store.manifest import find_generation
 from snapline.storage.store.store import Store
-from snapline.storage.transfer.archive_disk import (
-    BLOCK_BYTES,
-    DIRECTORY,
-    END_BYTES,
-    FILE,
-    MEMBER_BYTES_MAX,
-    ArchiveDisk,
-    directories_of,
-    header_of,
-    reading_archive,
-)
 from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
+
+BLOCK_BYTES = 512
+"""Size of a block of tar."""
+
+END_BYTES = 2 * BLOCK_BYTES
+"""Length of the zeros at the end of a tar."""
+
+MEMBER_BYTES_MAX = 8**11 - 1
+"""Largest member that a header of the plain format (ustar) can hold: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
+
+MEMBERS_MAX = 1_000_000
+"""Largest number of files and directories in one archive: 60 TB of packs. Checked while headers are read, so they take at most 200 MB of memory."""
+
+FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
+_MODES = {FILE: 0o644, DIRECTORY: 0o755}
+
+
+class _Member(msgspec.Struct, frozen=True, gc=False):
+    offset: int
+    size_bytes: int
+
+
+@contextlib.contextmanager
+def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
+    """Open an archive for the duration of the block.
+
+    Raises:
+        NotFoundError: there is no such file.
+        DamagedDataError: the file is damaged, or not an archive.
+        StoreError: the file cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no file {path}: check its name") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        disk = ArchiveDisk(path, handle)
+        try:
+            disk.scan()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        yield disk
+    finally:
+        os.close(handle)
+
+
+class ArchiveDisk:
+    """Implements `snapline.storage.disk.local_disk.Disk`; writing methods raise OSError. Threads may share it. See `reading_archive`."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self._path = path
+        self._handle = handle
+        self._members: dict[str, _Member] = {}
+        self._directories: dict[str, list[DirectoryEntry]] = {"": []}
+
+    def scan(self) -> None:
+        """Read and check all headers; see the module's text."""
+        size_bytes = os.fstat(self._handle).st_size
+        offset, before = 0, (False, "")
+        while offset < size_bytes - END_BYTES:
+            if len(self._members) + len(self._directories) > MEMBERS_MAX:
+                raise self._refused(f"it has more than {MEMBERS_MAX} files")
+            name, length, is_directory = self._read_header(offset)
+            if (not is_directory, name) <= before:
+                raise self._refused(f"{name!r} is not in its place")
+            before = (not is_directory, name)
+            end = offset + BLOCK_BYTES + length
+            next_offset = end + -length % BLOCK_BYTES
+            if next_offset > size_bytes - END_BYTES:
+                raise self._refused(f"truncated in {name!r}")
+            if any(os.pread(self._handle, next_offset - end, end)):
+                raise self._refused(f"bytes were changed after {name!r}")
+            self._note(name, _Member(offset + BLOCK_BYTES, length), is_directory=is_directory)
+            offset = next_offset
+        ending = os.pread(self._handle, END_BYTES, offset)
+        if len(ending) != END_BYTES or any(ending) or offset + END_BYTES != size_bytes:
+            raise self._refused("its end is missing, or bytes were changed there")
+
+    @property
+    def location(self) -> str:
+        return str(self._path)
+
+    def size(self, path: str) -> int:
+        if path in self._directories:
+            return 0
+        return self._member(path).size_bytes
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        member = self._member(path)
+        length = max(0, min(length, member.size_bytes - offset))
+        pieces = [os.pread(self._handle, length, member.offset + offset)]
+        while pieces[-1] and (rest := length - sum(map(len, pieces))):
+            pieces.append(os.pread(self._handle, rest, member.offset + offset + length - rest))
+        return b"".join(pieces)
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        if path not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, "missing", path)
+        return sorted(self._directories[path], key=lambda entry: entry.name)
+
+    # Writing methods of `Disk`.
+
+    def make_root(self) -> None:
+        raise _read_only()
+
+    def make_directory(self, path: str) -> None:
+        raise _read_only()
+
+    def remove_directory(self, path: str) -> None:
+        raise _read_only()
+
+    def sync_directory(self, path: str) -> None:
+        raise _read_only()
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        raise _read_only()
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        raise _read_only()
+
+    def sync_data(self, handle: int) -> None:
+        raise _read_only()
+
+    def link(self, handle: int, path: str) -> None:
+        raise _read_only()
+
+    def close(self, handle: int) -> None:
+        raise _read_only()
+
+    def unlink(self, path: str) -> None:
+        raise _read_only()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _member(self, path: str) -> _Member:
+        member = self._members.get(path)
+        if member is None:
+            raise FileNotFoundError(errno.ENOENT, "missing", path)
+        return member
+
+    def _read_header(self, offset: int) -> tuple[str, int, bool]:
+        """Return name, length, and whether it is a directory."""
+        header = os.pread(self._handle, BLOCK_BYTES, offset)
+        try:
+            prefix, name = _text(header[345:500]), _text(header[:100])
+            path = (f"{prefix}/{name}" if prefix else name).removesuffix("/")
+            length, kind = int(header[124:135], 8), header[156:157]
+            is_directory = kind == DIRECTORY
+            is_right = header == header_of(path, length, kind)
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise self._refused(f"the header at byte {offset} is not one that `snapshot export` writes")
+        if not (_is_directory_name(path) and length == 0 if is_directory else _is_file_name(path)):
+            raise self._refused(f"no file of a store is called {path!r}")
+        return path, length, is_directory
+
+    def _note(self, path: str, member: _Member, *, is_directory: bool) -> None:
+        parent, _, name = path.rpartition("/")
+        if parent not in self._directories:
+            raise self._refused(f"the directory of {path!r} is missing")
+        self._directories[parent].append(DirectoryEntry(name, is_directory))
+        if is_directory:
+            self._directories[path] = []
+        else:
+            self._members[path] = member
+
+    def _refused(self, reason: str) -> DamagedDataError:
+        return damaged(self._path.name, reason)
+
+
+# -- headers and names ------------------------------------------------------------------------------------------------
+
+
+def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
+    """Return the header of a file or directory; ValueError if the path is invalid."""
+    if kind not in _MODES:
+        raise ValueError(f"{path!r} is neither a file nor a directory")
+    info = tarfile.TarInfo(path)
+    info.type, info.size, info.mode = kind, size_bytes, _MODES[kind]
+    header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    if len(header) != BLOCK_BYTES:
+        raise ValueError(f"{path!r} needs more than one header")
+    return header
+
+
+def directories_of(paths: Iterable[str]) -> list[str]:
+    """Return the sorted directories of an archive with these files, including those that every store has."""
+    directories = dict.fromkeys(layout.DIRECTORIES)
+    for path in paths:
+        directory = path.rpartition("/")[0]
+        while directory:
+            directories[directory] = None
+            directory = directory.rpartition("/")[0]
+    return sorted(directories)
+
+
+def _is_directory_name(path: str) -> bool:
+    folder, _, writer = path.partition("/")
+    if folder == layout.PACKS and writer:
+        return layout.parse_pack_path(f"{path}/0.{'0' * 32}") is not None
+    return path in layout.DIRECTORIES or path == layout.KEYS
+
+
+def _is_file_name(path: str) -> bool:
+    return (
+        path == layout.IDENTITY
+        or layout.parse_pack_path(path) is not None
+        or layout.parse_manifest_path(path) is not None
+        or layout.parse_ref_path(path) is not None
+        or _is_key_name(path)
+    )
+
+
+def _is_key_name(path: str) -> bool:
+    """Return whether `path` is that of a key. The guard checks its contents."""
+    folder, _, name = path.partition("/")
+    return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("ascii")
+
+
+def _read_only() -> OSError:
+    return OSError(errno.EROFS, "an archive is read only")
+
 
 COPY_BYTES = 8 * 2**20
 """Size of one read and write."""
