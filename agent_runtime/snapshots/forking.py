@@ -12,9 +12,9 @@ turn fails. A fork that did the same would do each effect a second time, under o
 - An effect left by a failed turn is no orphan. A later turn that requests it gets the result, and does not undo it. Users cannot undo it in the fork.
 
 *Changes to fields.* The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). It is decoded without types, one
-value is replaced, and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The declared
-types are followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is decoded as
-declared, as a host will do.
+value is replaced, and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The
+declared types are followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is
+decoded as declared, as a host will do.
 """
 
 import dataclasses
@@ -48,8 +48,7 @@ from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.protection import resolve_keys
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
-from snapline.storage.transfer.forking import ForkOrder, write_fork
-from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs
+from snapline.storage.transfer.forking import ForkOrder, first_gap, pending_inputs, write_fork
 
 REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it is its parent's, whatever came of it, and not done here"
 

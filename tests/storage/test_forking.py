@@ -22,8 +22,7 @@ from snapline.storage.store import files
 from snapline.storage.store.fork_record import encode_fork
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer import forking, snapshot_copy
-from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, write_fork
-from snapline.storage.transfer.pending_inputs import first_gap, pending_inputs
+from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, first_gap, pending_inputs, write_fork
 from snapline.storage.transfer.snapshot_copy import check_epoch
 
 ORDER = ForkOrder(

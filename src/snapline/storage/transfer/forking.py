@@ -18,6 +18,8 @@ The coordinator of the new fleet creates its state from record and manifest when
 The caller's duties: pin the snapshot meanwhile, and let no other process make a fork in the same place (`begin_again` could remove its files).
 
 Carries: G4 (the ref comes after everything it names), G11 (every byte is compared with its digest).
+
+External inputs that a snapshot has not consumed, read from the host logs of a fleet that may be running.
 """
 
 import contextlib
@@ -26,19 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.errors import UsageError
+from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
-from snapline.storage.packs.checkpoint import (
-    AgentCheckpoint,
-    StatePart,
-    decode_checkpoint,
-    encode_checkpoint,
-)
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files
 from snapline.storage.store.create_store import check_no_store
@@ -303,3 +300,49 @@ def _batches(inputs: Iterable[LoggedInput]) -> Iterator[list[LoggedInput]]:
         size_bytes += len(logged.payload)
     if batch:
         yield batch
+
+
+READINGS = 3
+"""Number of readings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
+
+
+def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
+    """Return the inputs of these agents after the given numbers, sorted by agent and number. Seals nothing.
+
+    Inputs that hosts accept meanwhile may be missing. There are gaps where no kept epoch of the fleet needs an input.
+
+    Raises:
+        DamagedDataError: the bytes of a batch differ from those written.
+        StoreError: the store cannot be read, or somebody without a key has written or removed a batch.
+    """
+    missing: dict[LogName, int] = {}
+    for _ in range(READINGS):
+        inputs: dict[tuple[str, int], LoggedInput] = {}
+        batches: dict[LogName, list[int]] = {}
+        for log, numbers in store.exclude_deleted(store.read_logs()).items():
+            for number in numbers:
+                try:
+                    batch = store.read_batch(log, number)
+                except NotFoundError:  # Deleted since the listing.
+                    continue
+                if batch is None:
+                    continue
+                batches.setdefault(log, []).append(number)
+                for logged in batch.inputs:
+                    if logged.number > consumed.get(logged.agent, logged.number):
+                        inputs[logged.agent, logged.number] = logged
+        missing = store.missing_batches(batches, {})
+        if not missing:
+            return [inputs[place] for place in sorted(inputs)]
+    log, number = next(iter(missing.items()))
+    raise StoreError(f"batch {number} of {log} was taken out of the store ({log.directory}), and not by snapline")
+
+
+def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
+    """Return agent and number of the first input that is missing below an existing one; None if there is none."""
+    last = dict(consumed)
+    for logged in inputs:
+        if logged.number != last[logged.agent] + 1:
+            return logged.agent, last[logged.agent] + 1
+        last[logged.agent] = logged.number
+    return None
