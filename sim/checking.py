@@ -48,8 +48,7 @@ from snapline.sim.scenario import (
 from snapline.sim.search.swarm import BUILT_IN, draw, small_limits
 from snapline.sim.toml_text import readable
 from snapline.sim.workloads import Workload, make_workload, user_workload
-from snapline.sim.workloads.user_inputs import GENERATED_INPUTS_MAX, GivenInputs, Inputs
-from snapline.sim.workloads.user_invariants import AtEnd, CheckedWorkload, Invariant
+from snapline.sim.workloads.workload import GENERATED_INPUTS_MAX, AtEnd, CheckedWorkload, GivenInputs, Inputs, Invariant
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from snapline.sim.report.test_report import Failure
     from snapline.sim.result import Result
     from snapline.sim.search.sweep import SweepSummary
-    from snapline.sim.workloads.user_invariants import AtEnd, Invariant
+    from snapline.sim.workloads.workload import AtEnd, Invariant
     from snapline.sim.world.recording import Recording
 
 SEEDS = 100

@@ -21,7 +21,7 @@ from snapline.sim.report.formatting import seconds
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
-from snapline.sim.workloads.user_inputs import GivenInputs
+from snapline.sim.workloads.workload import GivenInputs
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.product_patches import limited, manifests_cached
 from snapline.sim.world.recording import Recording

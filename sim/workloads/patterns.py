@@ -7,8 +7,7 @@ from functools import cache
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart, PatternPart, duration_ns
-from snapline.sim.workloads.user_invariants import checked
-from snapline.sim.workloads.workload import SECOND_NS, UserWorkload, Workload, user_workload, with_protocol
+from snapline.sim.workloads.workload import SECOND_NS, UserWorkload, Workload, checked, user_workload, with_protocol
 
 _PATTERNS: dict[str, tuple[str, str]] = {
     "ring": ("walks:make_walk", "tokens go round"),

@@ -1,17 +1,46 @@
 """Work of a simulated fleet: its end condition and its invariants over cuts.
 
 CPU costs of work on a simulated host at full speed. Work that is not listed here takes no time.
+
+Inputs that a user gives a fleet under test: a list, a function that makes them, or a file with one input on each line.
+
+An input is `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`; a message may be `(type, fields)`.
+A line of a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
+
+A user's own invariants, added to any workload.
+
+Theory of operation
+-------------------
+The invariant is called for every complete cut, after the simulator's oracles have verified that the cut is consistent.
+`at_end` is called with the states of a fleet at rest. Rest is a stable property, detected by a complete quiet cut.
+
+Results of both functions:
+
+- None, a true value or "": the invariant holds.
+- A sentence, a false value or a failed `assert`: a violation.
+- Any other exception: the run is "broken", because the invariant gave no answer.
 """
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
 
 import msgspec
 
 import snapline
-from snapline.agent_runtime.fleet import Fleet
-from snapline.errors import UsageError
+from snapline.agent_runtime.agent import Message
+from snapline.agent_runtime.fleet import Fleet, load_function
+from snapline.agent_runtime.snapshots.snapshot_cut import Cut
+from snapline.client.input_outcomes import AgentInput, input_of
+from snapline.errors import SnaplineError, UsageError
+from snapline.messages.client_requests import GivenInput
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
 from snapline.sim.faults.durations import duration_ns
@@ -30,7 +59,113 @@ from snapline.sim.workloads.ledger import (
     name_of,
     states_of,
 )
-from snapline.sim.workloads.user_inputs import GivenInputs
+
+Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
+"""Inputs given by a test. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""
+
+MakeInputs = Callable[[Random], Iterable[AgentInput]]
+
+GENERATED_INPUTS_MAX = 100
+"""Maximum number of inputs that a run takes from a function."""
+
+
+class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Input on one line of a file."""
+
+    agent: str
+    type: str
+    fields: Any = {}
+    key: str | None = None
+
+
+class GivenInputs:
+    """Inputs of a fleet under test.
+
+    Attributes:
+        count: number of inputs; None: unknown, because a function makes them.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        """Raises UsageError: `inputs` has no valid form."""
+        self.count: int | None = None
+        self._make: MakeInputs
+        match inputs:
+            case str() if ":" in inputs and not Path(inputs).exists():
+                self._keep(_load_named(inputs))
+            case str() | Path():
+                self._keep(_read_recorded(Path(inputs)))
+            case _:
+                self._keep(inputs)
+
+    def _keep(self, inputs: Any) -> None:  # Any: unchecked user input
+        if callable(inputs):
+            self._make = _maker_of(inputs)
+        elif isinstance(inputs, Iterable):
+            listed = [each for each in inputs]
+            for each in listed:
+                _check(each, "k")
+            self.count, self._make = len(listed), lambda _: listed
+        else:
+            raise UsageError(
+                f"inputs {inputs!r} cannot be given: use a list of (agent, message), a function that makes them, "
+                "'module:name', or the path of a file with a JSON object on each line"
+            )
+
+    def inputs_of_run(self, chance: Random) -> Iterator[AgentInput]:
+        """Yield the inputs of one run."""
+        most = GENERATED_INPUTS_MAX if self.count is None else self.count
+        return islice(iter(self._make(chance)), most)
+
+
+def to_given_input(each: AgentInput, key: str) -> GivenInput:
+    """Return an input in the form that a client sends. `key`: used if the input has no key.
+
+    Raises:
+        SnaplineError: the input cannot be sent.
+    """
+    return input_of(each[0], each[1], each[2] if len(each) > 2 and each[2] is not None else key)
+
+
+def _check(each: object, key: str) -> None:
+    try:
+        if isinstance(each, tuple) and 2 <= len(each) <= 3 and isinstance(each[0], str):
+            to_given_input(each, key)
+            return
+    except SnaplineError as error:
+        raise UsageError(f"{each!r} is no input: {error}") from error
+    raise UsageError(f"{each!r} is no input: write (agent, message) or (agent, message, key)")
+
+
+def _maker_of(function: Callable[..., Iterable[AgentInput]]) -> MakeInputs:
+    try:
+        takes_chance = bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        takes_chance = False
+    return function if takes_chance else lambda _: function()
+
+
+def _load_named(reference: str) -> object:
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"inputs {reference!r} cannot be loaded: {error}") from error
+
+
+def _read_recorded(place: Path) -> list[AgentInput]:
+    try:
+        lines = place.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"inputs {str(place)!r} cannot be read: {error.strerror or error}") from error
+    inputs: list[AgentInput] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = msgspec.json.decode(line, type=RecordedInput) if line.strip() else None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UsageError(f"{place}:{number} is no input: {error}") from error
+        if record is not None:
+            inputs.append((record.agent, (record.type, record.fields), record.key))
+    return inputs
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -290,3 +425,134 @@ def lanes_of(agents: int, length: int) -> list[range]:
     """Divide the agents into lanes of at least about `length`; fewer agents than that form one lane."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]
+
+
+Invariant = Callable[[Cut], object]
+AtEnd = Callable[[Mapping[str, object]], object]
+
+STATE_SHOWN = 100
+"""Number of characters shown of the state that an invariant read last."""
+
+_Seen = TypeVar("_Seen")
+
+
+def checked(inner: Workload, part: FleetPart) -> Workload:
+    """Return the workload with the invariants that a scenario names.
+
+    Raises:
+        FleetDefinitionError: a named function does not exist.
+    """
+    if not part.invariant and not part.at_end:
+        return inner
+    invariant = load_function(part.invariant) if part.invariant else None
+    return CheckedWorkload(inner, invariant=invariant, at_end=load_function(part.at_end) if part.at_end else None)
+
+
+class CheckedWorkload(Workload):
+    """Workload with a user's own invariants."""
+
+    def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
+        super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
+        self.inputs = inner.inputs
+        self._inner = inner
+        self._invariant, self._at_end = invariant, at_end
+        self._quiet: Cut | None = None
+
+    @property
+    def takes_inputs(self) -> bool:
+        return self.inputs is not None or self._inner.takes_inputs
+
+    def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> Message | None:
+        return self._inner.input_of(agent, client, serial, choose)
+
+    def check_cut(self, cut: Cut) -> str | None:
+        if self._at_end is not None and cut.is_quiet:
+            self._quiet = cut
+        broken = self._inner.check_cut(cut)
+        if broken or self._invariant is None:
+            return broken
+        cut.states = read = _ReadStates(cut.states)
+        return self._ask(self._invariant, cut, read=read)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        """Return whether the fleet is at rest. Idle hosts alone do not prove it, because timers may be set."""
+        if self._inner.ends and not self._inner.is_done(states):
+            return False
+        return self._at_end is None or self._quiet is not None
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        broken = self._inner.check_end(states) if self._inner.ends else None
+        if broken or self._at_end is None:
+            return broken
+        if self._quiet is not None and any(agent not in states for agent in self._quiet.states):
+            states = dict(
+                self._quiet.states
+            )  # `stop_when` has ended the fleet: its hosts are gone, or have returned without agents
+        read = _ReadStates(states)
+        return self._ask(self._at_end, read, read=read, when="at the end: ")
+
+    def _ask(
+        self, question: Callable[[_Seen], object], seen: _Seen, *, read: "_ReadStates", when: str = ""
+    ) -> str | None:
+        name = getattr(question, "__name__", "the invariant").replace("<lambda>", "the invariant")
+        try:
+            answer = question(seen)
+            if isinstance(answer, str):
+                return f"{when}{answer}" if answer else None
+            return (
+                None if answer is None or answer else f"{when}{name} is {answer!r} ({_place_of(question)}{read.told()})"
+            )
+        except AssertionError as error:
+            first, *others = (str(error) or "assert").splitlines()
+            return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.told()})", *others])
+        except Exception as error:
+            trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
+            self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
+            return f"{when}{name} raised ({_line_of(error, below=1)}{read.told()})"
+
+
+class _ReadStates(Mapping[str, object]):
+    """States that record which of them was read last. A failing invariant usually concerns that state."""
+
+    def __init__(self, states: Mapping[str, object]) -> None:
+        self._states = states
+        self._last: str | None = None
+
+    def __getitem__(self, agent: str) -> object:
+        self._last = agent
+        return self._states[agent]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def told(self) -> str:
+        """Return a description of the state read last, to append to a code location."""
+        if self._last is None:
+            return "; it read no state"
+        if self._last not in self._states:
+            return f"; there is no agent {self._last!r}"
+        try:
+            shown = repr(self._states[self._last])
+        except Exception as error:  # the user's own repr
+            shown = f"<its repr raised {type(error).__name__}>"
+        if len(shown) > STATE_SHOWN:
+            shown = f"{shown[:STATE_SHOWN]}…"
+        return f"; the last state it read: {self._last}, {' '.join(shown.split())}"
+
+
+def _line_of(error: Exception, below: int | None = None) -> str:
+    """Return the line that raised the error, or with `below` the line of the frame that many levels below ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = frames[-1] if below is None else frames[: below + 1][-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _place_of(question: Callable[[_Seen], object]) -> str:
+    """Return the place where a question is defined."""
+    code = getattr(question, "__code__", None)
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")
+    )

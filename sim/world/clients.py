@@ -30,7 +30,7 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
 from snapline.sim.choices import DrawnRandom
 from snapline.sim.workloads.ledger import Nudge
-from snapline.sim.workloads.user_inputs import to_given_input
+from snapline.sim.workloads.workload import to_given_input
 from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog

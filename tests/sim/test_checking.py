@@ -40,7 +40,7 @@ from snapline.sim.scenario import (
     parse_scenario,
 )
 from snapline.sim.search.swarm import BUILT_IN, draw
-from snapline.sim.workloads import user_invariants, user_triggers, user_workload
+from snapline.sim.workloads import user_triggers, user_workload, workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
@@ -349,7 +349,7 @@ def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
         def __repr__(self) -> str:
             raise OSError("no")
 
-    states = user_invariants._ReadStates({"a": "x" * 10**6, "b": Loud()})
+    states = workload._ReadStates({"a": "x" * 10**6, "b": Loud()})
     _ = states["a"]
     assert len(states.told()) < 300
     _ = states["b"]

@@ -42,8 +42,7 @@ from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.fault_kinds import DiskFault, PartitionFault
 from snapline.sim.result import Result, Violation
 from snapline.sim.scenario import Scenario, format_scenario
-from snapline.sim.workloads.user_invariants import AtEnd, CheckedWorkload, Invariant
-from snapline.sim.workloads.workload import Workload
+from snapline.sim.workloads.workload import AtEnd, CheckedWorkload, Invariant, Workload
 from snapline.storage.disk import layout
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store

@@ -223,7 +223,7 @@ class ScenarioChanges:
         import msgspec
 
         from snapline.sim.checking import clients_of
-        from snapline.sim.workloads.user_inputs import GivenInputs
+        from snapline.sim.workloads.workload import GivenInputs
 
         if self.clients is not None and self.inputs is None:
             raise UsageError("--clients says how many give inputs: say which with --inputs")
