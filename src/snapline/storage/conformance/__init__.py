@@ -17,8 +17,7 @@ Directories may be real or only common prefixes of names. So the checks make no 
 unlinking one name from two threads.
 """
 
-from snapline.storage.conformance.disk_checks import DISK_CHECKS
-from snapline.storage.conformance.harness import RACERS, Check, ConformanceError, OpenDisk
+from snapline.storage.conformance.disk_checks import DISK_CHECKS, RACERS, Check, ConformanceError, OpenDisk
 from snapline.storage.conformance.log_checks import LOG_CHECKS
 from snapline.storage.conformance.output_checks import OUTPUT_CHECKS
 from snapline.storage.conformance.store_checks import STORE_CHECKS

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from snapline.errors import NotFoundError
-from snapline.storage.conformance.harness import OpenDisk, check, race, require
+from snapline.storage.conformance.disk_checks import OpenDisk, check, race, require
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName, PreparedBatch
 from snapline.storage.store.store import Store
 

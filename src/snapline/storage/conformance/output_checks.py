@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from snapline.storage.conformance.harness import OpenDisk, check, race, require
+from snapline.storage.conformance.disk_checks import OpenDisk, check, race, require
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.store.store import Store
 

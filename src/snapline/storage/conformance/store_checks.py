@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from snapline.errors import StoreError
+from snapline.storage.conformance.disk_checks import ConformanceError, OpenDisk, check, race, require
 from snapline.storage.conformance.log_checks import _first_error
-from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, race, require
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
