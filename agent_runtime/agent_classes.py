@@ -1,7 +1,4 @@
-"""Lookup of recorded kinds: their classes, and whether their states still mean the same.
-
-Restoring of agents from checkpoints.
-"""
+"""Classes of recorded kinds: their lookup, whether their states still mean the same, and the restoring of agents from checkpoints."""
 
 import importlib
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected here, and take
 effect together at that end, or not at all. A context is valid for its own turn only.
 
-Requests that few turns make: most only send, and answer. A context makes one of these when it is first needed.
+Most turns only send, and answer. A context makes the record of its rare requests when the first of them comes.
 """
 
 import functools

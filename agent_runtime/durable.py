@@ -4,19 +4,15 @@ A handler with `durable=True` runs in *segments*. Each ends where the handler as
 Sends of the segment leave at its end. The agent is then between two turns, with a journal of all requests and their results.
 
 After a recovery the handler runs again, with the state that its turn began with. Results in the journal are returned at once, and sends that have
-left are not repeated. But the host log may hold results beyond the journal's end (`logged_steps.py`). The turn *adopts* these as if they had ended at
-once; sends requested there leave with the next segment.
-
-So a handler must make the same requests in the same order whenever it runs. Inputs that would make runs differ (time, random numbers, the outside)
-come from the journal.
+left are not repeated. So a handler must make the same requests in the same order whenever it runs. Inputs that would make runs differ (time, random
+numbers, the outside) come from the journal.
 
 The runtime drives the handler's coroutine: the coroutine yields a `SegmentEnd`, and the runtime sends the finished entry into it (`host/turns.py`).
 
-Identity of turns, and the entries that a repeated turn may take from the host log. No I/O.
-
-A completed step is in the host log before its turn continues. After a recovery the handler runs again, perhaps with another history: other messages
-came first, or the state differed. The logged result would then be one that this history never had (G3). So each log entry names its conditions, and a
-turn takes the entry only if all of them are met:
+*Logged entries.* A completed step is in the host log before its turn continues, so the host log may hold results beyond the journal's end. A turn
+*adopts* these as if they had ended at once; sends requested there leave with the next segment. But the handler may run again with another history:
+other messages came first, or the state differed. The logged result would then be one that this history never had (G3). So each log entry names its
+conditions, and a turn takes the entry only if all of them are met:
 
 - the *seed* of its turn, which follows from the fleet, the agent, the turn's number among the durable turns of its history, the message that began
   it, and the state that it began with (`turn_seed`);
@@ -24,8 +20,6 @@ turn takes the entry only if all of them are met:
 - the request at that place, and the digest of the request's arguments.
 
 Random draws of a turn follow from its seed, so a repeated turn draws the same.
-
-Values that durable turns get back from their journals: results of steps, and messages.
 """
 
 import contextlib
@@ -236,7 +230,7 @@ class TurnJournal:
         divergence: the handler's request differed from the journal. The handler may have caught the error and continued.
         has_left: sends before the last wait have left, since the turn has waited there.
         takes_effects: this store can release intents.
-        own_modules: modules in which compensations are looked up (`compensations.py`).
+        own_modules: modules in which compensations are looked up (`sagas.py`).
     """
 
     def __init__(

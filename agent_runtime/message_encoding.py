@@ -1,22 +1,19 @@
 """Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. A message of a sampled trace has a tail after
-the name (`traceparents.py`). `ctx.send` encodes at once, so the sender may change its objects afterwards. Decoding runs no code: there is no pickle.
+A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes at once, so the sender may
+change its objects afterwards. Decoding runs no code: there is no pickle. Programs outside read messages as plain values, or of a class that they
+give.
 
 The extensions are those of `storage/capture/values.py`. All of a message is in one record; `storage/capture/encoder.py` handles what a checkpoint
 keeps next to a state's record (large arrays, histories).
 
-Messages of agents, for programs outside: as plain values, or of a class that the program gives. And outputs, as they are read.
-
-Trace references of messages, appended to the name of the message's type after an `@`. No I/O, and no dependency on OpenTelemetry.
-
-Only messages of sampled traces have a reference; the bytes of other messages do not change. A payload begins with the length of its type's name, and
-the name (`encoding.py`). The name of a traced message has a *tail*:
+*Trace references.* Only messages of sampled traces have one; the bytes of other messages do not change. The name of a traced message has a *tail*:
 
     name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
 
 So the reference is part of the message wherever the message is kept: in channel states, logs, outboxes, timers, inputs and dead letters. The tail of
-a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail: its waiter is in the trace already.
+a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail: its waiter is in the trace already. Nothing here
+depends on OpenTelemetry.
 
 A tail is ASCII: code that does not know tails reads a longer name. Other code that reads a payload must not depend on the tail: two messages that
 differ only in their tails are equal (`without_tail`).

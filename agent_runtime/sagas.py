@@ -1,9 +1,7 @@
 """Effects as handlers request them: checks, compensations, and sagas. No I/O.
 
-Compensation of effects: references to compensations, and the message of the turn that runs them. No I/O.
-
 A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function`, with encoded
-arguments, which are decoded as the function declares them.
+arguments, which are decoded as the function declares them. The message of the turn that runs compensations has them.
 
 Names are read from the store, and a writer of the store must not be able to call arbitrary Python functions. So names are looked up in the fleet's
 own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.

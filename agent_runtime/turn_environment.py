@@ -1,10 +1,8 @@
 """Time, chance and the outside as handlers see them, and how steps are run there.
 
-Heartbeats of steps. A long-running function reports that it is alive, and learns when nobody waits for it any more.
-
-The function is a coroutine, or runs in a thread, which cannot be stopped from outside. Both find the `Heartbeats` of their attempt in a context
-variable. Each attribute is written by one side and read by the other, so no lock is needed. Details are in memory only: they pass from one attempt to
-the next, and a recovery starts without them.
+*Heartbeats of steps.* A long-running function reports that it is alive, and learns when nobody waits for it any more. It is a coroutine, or runs in a
+thread, which cannot be stopped from outside. Both find the `Heartbeats` of their attempt in a context variable. Each attribute is written by one side
+and read by the other, so no lock is needed. Details are in memory only: they pass from one attempt to the next, and a recovery starts without them.
 """
 
 import asyncio

@@ -4,11 +4,10 @@ A frame is a batch in parallel columns, so that protobuf fills and reads them in
 0.1 µs. This module checks the shape of a peer's frames (columns, sizes, the stated size of lz4 bodies) before they are used;
 `snapline.channels.link` checks the numbers. Every violation raises `ProtocolError` (G11).
 
-Estimate of a protobuf message's parsed size, counted in its bytes before parsing.
-
-An empty string takes two bytes on the wire and about a hundred as a Python object; a number takes one byte and then forty.
-So a message of 16 MiB, within every limit on bytes, could cost gigabytes of memory. Counting allocates no objects: it
-enters nested messages, counts packed numbers in C, and stops as soon as a limit is exceeded.
+Before a message is parsed, `check_counts` estimates its parsed size from its bytes. An empty string takes two bytes on the
+wire and about a hundred as a Python object; a number takes one byte and then forty. So a message of 16 MiB, within every
+limit on bytes, could cost gigabytes of memory. Counting allocates no objects: it enters nested messages, counts packed
+numbers in C, and stops as soon as a limit is exceeded.
 """
 
 import struct

@@ -10,13 +10,10 @@ written; frames that remain in an older one are dropped here (G9).
 
 gRPC passes raw bytes; `snapline.channels.frame` encodes frames.
 
-Parts of a link transport: the owner that feeds the cores, a stream, and a dialled peer.
-
-One setting of the C library's allocator that large frames need.
-
-Frames of 256 KiB and more are allocated and freed many times a second. glibc returns such blocks to the kernel on every
-free, and the kernel zeroes them page by page on the next allocation. Keeping them made a link of 1 KiB messages 25 % faster
-(18 % less CPU, 2 cores, glibc 2.36). In return, up to `KEPT_BYTES_MAX` of freed memory stays with the process.
+One setting of the C library's allocator is changed. Frames of 256 KiB and more are allocated and freed many times a second.
+glibc returns such blocks to the kernel on every free, and the kernel zeroes them page by page on the next allocation.
+Keeping them made a link of 1 KiB messages 25 % faster (18 % less CPU, 2 cores, glibc 2.36). In return, up to
+`KEPT_BYTES_MAX` of freed memory stays with the process.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The incoming order of one link: items received, items consumed, and the parts of an incomplete message.
+"""The incoming direction of one link: items received and consumed, the parts of an incomplete message, and the control state sent back.
 
 `take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of a
 message, and keeps control items at their place in the sender's order. A frame without control items and parts becomes one
@@ -6,11 +6,10 @@ command that reuses the frame's columns, so an item costs only a few C loops.
 
 A frame is taken as a whole or not at all: state changes only after the last check.
 
-Control state that one side of a link sends the other: ack, grants and channel credits.
-
-All three are absolute values, not numbered items: a broken stream may lose any of them, and a newer value replaces the
-older one. Every frame carries the newest values. Without other traffic, a separate frame is due 20 ms after the first
-unsent change, or at once when a quarter of the window is unreported.
+Control state is what this side sends the other: ack, grants and channel credits. All three are absolute values, not numbered
+items: a broken stream may lose any of them, and a newer value replaces the older one. Every frame carries the newest values.
+Without other traffic, a separate frame is due 20 ms after the first unsent change, or at once when a quarter of the window is
+unreported.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS

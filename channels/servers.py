@@ -1,10 +1,9 @@
-"""gRPC options of every server and client of snapline.
+"""Settings of servers: gRPC options, listening addresses, and notifications to systemd.
 
-C-core sends and answers keepalive pings itself, in threads that do not hold the GIL. So pings distinguish a busy process
-(user code blocks its event loop or its interpreter) from one that is dead, frozen or unreachable. The stream to a busy
-process stays open; the stream to a dead one breaks within 2 s. Liveness of hosts and links relies on this (docs/decisions/0084).
-
-gRPC's defaults are wrong for long streams:
+*gRPC options*, the same for every server and client of snapline. C-core sends and answers keepalive pings itself, in threads
+that do not hold the GIL. So pings distinguish a busy process (user code blocks its event loop or its interpreter) from one
+that is dead, frozen or unreachable. The stream to a busy process stays open; the stream to a dead one breaks within 2 s.
+Liveness of hosts and links relies on this (docs/decisions/0084). gRPC's defaults are wrong for long streams:
 
 - A server disconnects a client that pings an idle link (`too_many_pings`).
 - A frozen peer is noticed only after 60 s.
@@ -12,17 +11,14 @@ gRPC's defaults are wrong for long streams:
 - A message above 4 MiB breaks the stream at the receiver only.
 - Two processes may listen on one port.
 
-Listening addresses of servers: why an address cannot be used, and whether the error is transient.
+*Listening addresses.* Two errors of an address may be transient: a port in use while the previous process ends, and a host
+name that DNS does not know yet. Servers wait for both, and report an external failure if they last. Every other error means
+that the address is wrong.
 
-Two errors may be transient: a port in use while the previous process ends, and a host name that DNS does not know yet. Servers wait for both,
-and report an external failure if they last. Every other error means that the address is wrong.
-
-Notifications to systemd, if it started the process: ready, stopping, and alive (`sd_notify(3)`).
-
-Each notification is a datagram to the socket that NOTIFY_SOCKET names; without that variable nothing is sent. If the unit sets `WatchdogSec`, the
-event loop sends heartbeats. A hanging loop sends none, and systemd kills the process.
-
-*Ready* means that the process listens. It does not wait for peers: otherwise the first of three coordinators would time out before the second starts.
+*Notifications to systemd*, if it started the process: ready, stopping, and alive (`sd_notify(3)`). Each is a datagram to the
+socket that NOTIFY_SOCKET names; without that variable nothing is sent. If the unit sets `WatchdogSec`, the event loop sends
+heartbeats. A hanging loop sends none, and systemd kills the process. *Ready* means that the process listens. It does not wait
+for peers: otherwise the first of three coordinators would time out before the second starts.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""One agent's inputs from outside in a host core: waiting inputs, and the keys of consumed ones.
+"""One agent's inputs and outputs in a host core.
 
-Inputs of an agent are numbered from 1 over all its owners and incarnations. The agent's checkpoint holds the number of the last input that was
-consumed, by a turn or as a dead letter; later inputs come again from the host log.
+Inputs from outside are numbered from 1 over all the agent's owners and incarnations. The agent's checkpoint holds the number of the last input that
+was consumed, by a turn or as a dead letter; later inputs come again from the host log. The keys of consumed inputs are kept, within limits.
 
-One agent's outputs in a host core: the number of the last one, and those that are not known to be released.
+Outputs are numbered too, and kept until they are known to be released.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """The part of a host core that knows both ends of channels: making, opening, finding the receiver, and closing when one end is gone.
 
-The part of a host core where messages leave their agents: at once, or parked until the channel has credit and the link room.
+Messages leave their agents here (`Outlets`): at once, or parked until the channel has credit and the link room.
 """
 
 from collections.abc import Collection, Iterable

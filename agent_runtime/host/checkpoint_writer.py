@@ -1,32 +1,25 @@
 """Writer of single agents' checkpoints to the store, and of reports about them to the coordinator.
 
-One pack is written at a time, in a worker thread. Checkpoints taken meanwhile go into the next pack, even several of one agent: so a busy disk leads
-to larger packs, not to a longer queue. A failed pack is retried until it is written: later checkpoints would be useless without its logs. Reports are
-repeated on every new stream until the coordinator has acknowledged them.
+Images of agents that checkpoint on their own or for a round are taken on the event loop, between turns; packs are written in a worker thread, one at
+a time. One pack holds all checkpoints since the previous pack, of many agents or several of one (a protocol may force a checkpoint at every message),
+so that they share one disk sync: a busy disk leads to larger packs, not to a longer queue. Each checkpoint carries the messages that its agent sent
+since its previous checkpoint (the sender log, docs/protocols.md, section 3). So messages become durable together with the state that will not send
+them again.
+
+A failed pack is retried until it is written: later checkpoints would be useless without its logs. Reports are repeated on every new stream until the
+coordinator has acknowledged them.
 
 *Backpressure.* With a slow or unavailable store the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX the writer
 reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Other checkpoints are still taken, since
 the protocol, a freeze or a round needs them. So these, and one basic checkpoint of each agent, may exceed the limits. Sender logs grow meanwhile, in
 the agents or in this queue. Above twice the limits the queue is *full*: the host core pauses the agents until the queue is down to half of the limits
-(`backlog.py`).
+(`logged_agent.py`). The writer logs once when the store takes no checkpoints, and once when it does again.
 
-The writer logs once when the store takes no checkpoints, and once when it does again.
-
-Checkpoint packs: images of agents that checkpoint on their own or for a round, written to the store.
-
-Images are taken on the event loop, between turns; `write_checkpoints` runs in a worker thread. One pack holds all checkpoints since the previous
-pack, of many agents or several of one (a protocol may force a checkpoint at every message), so that they share one disk sync. Each checkpoint carries
-the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So messages become durable together
-with the state that will not send them again.
-
-Chunks already in the store, to which an agent's next checkpoint may refer instead of writing them again.
-
-For each epoch that this host has written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only
-its chunks are reused, since only these are certain to stay until the new epoch is decided (`storage/packs/checkpoint_packs.py`). A plan drops all tables;
-the epoch that its line was loaded from becomes the base.
-
-Only coordinated epochs have a base. Other checkpoints are in packs that are created and deleted with the recovery line, so each pack holds all its
-chunks.
+*Reused chunks.* An agent's next checkpoint may refer to chunks already in the store instead of writing them again. For each epoch that this host has
+written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only its chunks are reused, since only
+these are certain to stay until the new epoch is decided (`storage/packs/gathering.py`). A plan drops all tables; the epoch that its line was loaded
+from becomes the base. Only coordinated epochs have a base. Other checkpoints are in packs that are created and deleted with the recovery line, so
+each pack holds all its chunks.
 """
 
 import asyncio

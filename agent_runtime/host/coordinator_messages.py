@@ -1,10 +1,9 @@
-"""A host's messages about itself, and a plan's placement of its agents.
+"""A host's messages to the coordinator about itself, and a plan's placement of its agents.
 
-Agents that are blocked in a durable turn until an operator acts, for the host's heartbeats.
-
-Times of this host's part of an epoch: the path of the agent that was the last one here to record its state.
-
-Checks of the store that the coordinator requests of a host: the content of its probe, and the fleet's `stop_when` for a complete cut.
+- Its fleet's definition.
+- Heartbeats, with the agents that are blocked in a durable turn until an operator acts.
+- Times of its part of an epoch: the path of the agent that was the last one here to record its state.
+- Answers to checks of the store: the content of the coordinator's probe, and the fleet's `stop_when` for a complete cut.
 """
 
 import logging
@@ -173,7 +172,7 @@ def _recorded_ns(of: tuple[str, Capture]) -> int:
 NAMED_MAX = 10
 """Largest number of open effects named in one line of the log and in the answer."""
 
-stop_log = logging.getLogger("snapline.host")
+log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
@@ -199,10 +198,10 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
         opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
         examples = (opened or turns)[:NAMED_MAX]
         if examples and not is_decided:
-            stop_log.info("the fleet ends when these have ended: %s", "; ".join(examples))
+            log.info("the fleet ends when these have ended: %s", "; ".join(examples))
         return StopEvaluated(epoch, stops and not opened, problem, examples)
     except SnaplineError as error:
-        stop_log.warning("epoch %d cannot be looked at: %s", epoch, error)
+        log.warning("epoch %d cannot be looked at: %s", epoch, error)
     return StopEvaluated(epoch, False)
 
 

@@ -1,14 +1,14 @@
-"""A host's stream to the coordinator: directives come in as events, and commands for the coordinator go out.
+"""A host's calls to the coordinator: the stream of directives and commands, the planned stop, and user checks.
 
-The stream is redialled as long as the host lives, unless no coordinator has ever trusted the host's certificate. Nothing is buffered while the stream
-is down: at the next Welcome the host core repeats everything that the coordinator still needs.
+*Stream.* Directives come in as events, and commands for the coordinator go out. The stream is redialled as long as the host lives, unless no
+coordinator has ever trusted the host's certificate. Nothing is buffered while the stream is down: at the next Welcome the host core repeats
+everything that the coordinator still needs.
 
-Planned stop of a host after a signal: it waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit.
+*Planned stop*, after a signal: the host waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit.
 
-User checks at a host. The host knows no tokens and keeps no audit log, so it asks the coordinator.
-
-Answers about tokens are cached for some seconds, for read-only calls: a user who watches an agent makes many. Before a call that changes something,
-the coordinator records the call and checks the token again, so a revoked token cannot change anything.
+*User checks.* The host knows no tokens and keeps no audit log, so it asks the coordinator. Answers about tokens are cached for some seconds, for
+read-only calls: a user who watches an agent makes many. Before a call that changes something, the coordinator records the call and checks the token
+again, so a revoked token cannot change anything.
 """
 
 import asyncio

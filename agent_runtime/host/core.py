@@ -19,7 +19,7 @@ Life of an input (`inputs.py`). A message from outside is numbered and logged, a
 checkpoint holds the number of the last consumed input, and each plan delivers later inputs again.
 
 Life of an output (`outputs.py`). An output is numbered and kept in its agent's state until an epoch that holds it is released. An effect
-(`effects.py`) is called once its intent was released in this way.
+(`host_effects.py`) is called once its intent was released in this way.
 
 Life of a plan. A plan ends the history of every agent here: mailboxes, links and turns are dropped. Agents, channel numbers and in-transit messages
 are restored from the recovery line. Links carry the plan's number in their LinkHello, so nothing of an older plan is accepted (G9).
@@ -27,11 +27,11 @@ are restored from the recovery line. Links carry the plan's number in their Link
 Invariants (`validate`): the arrived but not consumed messages of a channel are exactly those waiting or in the running turn; an agent that may start
 a turn has an empty mailbox; a parked message has no number.
 
-The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollback_requests.py`),
-`links.py`, `channel_ends.py` (both ends of channels), `mailboxes.py` (arrival, the next turn, consumption), `outlets.py` (sent or parked messages),
-`timers.py`, `host_log.py` (what must be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (logged results of durable
-turns), `views.py` (an agent's state), `membership.py` (creation and departure of agents), `effects.py` (effects on the outside), `durable_turns.py`
-(turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
+The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback), `links.py`,
+`channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption, timers), `host_log.py` (what
+must be durable first, with logged results of durable turns), `inputs.py` and `outputs.py` (from and to outside), `views.py` (an agent's state),
+`membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside), `durable_turns.py` (turns that wait), `turn_ends.py`,
+the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -45,20 +45,11 @@ The caller's duties:
 from collections.abc import Callable
 from typing import Any
 
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
-from snapline.agent_runtime.host.host_events import (
-    EffectsRequested,
-    ExternalSends,
-    TracingRequested,
-    ViewRequested,
-    WaitingAgentsRequested,
-)
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
@@ -170,20 +161,20 @@ class HostCore:
             msg.LogOpened: self.log.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
-            ViewRequested: self._views.on_view_requested,
-            EffectsRequested: self._views.on_effects_requested,
-            WaitingAgentsRequested: self._views.on_waiting_agents_requested,
-            TracingRequested: self._views.on_tracing_requested,
-            le.BatchAppended: self.log.on_batch_appended,
-            le.LogSealed: self.log.on_log_sealed,
-            le.LogStatusChanged: self.log.on_log_status_changed,
-            de.StepEnded: self._durable.on_step_ended,
+            ev.ViewRequested: self._views.on_view_requested,
+            ev.EffectsRequested: self._views.on_effects_requested,
+            ev.WaitingAgentsRequested: self._views.on_waiting_agents_requested,
+            ev.TracingRequested: self._views.on_tracing_requested,
+            ev.BatchAppended: self.log.on_batch_appended,
+            ev.LogSealed: self.log.on_log_sealed,
+            ev.LogStatusChanged: self.log.on_log_status_changed,
+            ev.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self.turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
             ev.BatchEnded: self.links.on_batch_ended,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
-            ExternalSends: self.turn_ends.on_messages_told,
+            ev.ExternalSends: self.turn_ends.on_messages_told,
             ev.TurnFailed: self.turn_ends.on_turn_failed,
             ev.PeerKnocked: self.links.on_peer_knocked,
             ev.StreamOpened: self.links.on_stream_opened,

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, ChunkTables, TakenCheckpoint
 from snapline.agent_runtime.host.coordinator_messages import (
     ask_stop,
@@ -43,7 +40,6 @@ from snapline.agent_runtime.host.epoch_files import (
     read_logs,
     write_epoch,
 )
-from snapline.agent_runtime.host.host_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.turns import Turns
@@ -127,7 +123,7 @@ class HostDriver:
         )
         self.plan = 0
         self.started: dict[str, int] = {}
-        self.at: ev.StartTurn | de.RunStep | None = None
+        self.at: ev.StartTurn | ev.RunStep | None = None
         self._environment = environment
         self._transport = transport
         self._now_ns = environment.now_ns
@@ -167,8 +163,8 @@ class HostDriver:
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
-            de.RunStep: self._run_step,
-            de.RunEffect: self._run_step,
+            ev.RunStep: self._run_step,
+            ev.RunEffect: self._run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,
@@ -178,12 +174,12 @@ class HostDriver:
             ev.DropEpoch: self._drop_epoch,
             ev.CancelTurns: self._cancel_turns,
             ev.LoadAgents: self._load_agents,
-            le.AppendBatch: self._intake.append,
+            ev.AppendBatch: self._intake.append,
             ev.AnswerInputs: self._intake.answer,
             ev.AnswerAsk: self._intake.answer_ask,
-            AnswerView: self._intake.answer_view,
-            AnswerEffects: self._intake.answer_effects,
-            AnswerWaiting: self._intake.answer_waiting,
+            ev.AnswerView: self._intake.answer_view,
+            ev.AnswerEffects: self._intake.answer_effects,
+            ev.AnswerWaiting: self._intake.answer_waiting,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
             ev.KnockAtPeer: lambda command: transport.knock(command.peer, command.address, command.hello),
@@ -191,8 +187,8 @@ class HostDriver:
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
             ev.Trace: self.tracing.carry,
-            lt.MessageDeadLettered: lambda command: _log_letter(command.sender, command.agent, command.error),
-            lt.UnroutableMessageDeadLettered: lambda command: _log_letter(
+            ev.MessageDeadLettered: lambda command: _log_letter(command.sender, command.agent, command.error),
+            ev.UnroutableMessageDeadLettered: lambda command: _log_letter(
                 command.sender, command.receiver, command.error
             ),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
@@ -254,7 +250,7 @@ class HostDriver:
         self.started.pop(event.agent, None)
         self.feed(event)
 
-    def _run_step(self, command: de.RunStep) -> None:
+    def _run_step(self, command: ev.RunStep) -> None:
         before, self.at = self.at, command
         self.turns.run_step(command)
         self.at = before

@@ -1,8 +1,9 @@
-"""Environment of a host driver: links, a trace, clocks, threads, the coordinator's stream.
+"""Interfaces of a host driver: its environment, and its observer.
 
-Observer of a host's driver: the interface through which a judge or spans follow what the driver does.
+The environment provides links, a trace, clocks, threads and the coordinator's stream.
 
-The driver calls the hooks in the thread of its loop. By default each does nothing, so an observer implements only those it needs.
+An observer is a judge, or spans, that follow what the driver does. The driver calls the hooks in the thread of its loop. By default each does
+nothing, so an observer implements only those it needs.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -44,7 +45,7 @@ class Transport(Protocol):
 
 
 class TraceSink(Protocol):
-    """Destination of the host's trace; see `trace.TraceWriter`."""
+    """Destination of the host's trace; see `host_trace.TraceWriter`."""
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
         """Trace a message that left ("send") or was consumed ("receive")."""

@@ -12,7 +12,7 @@ may be behind other messages in the mailbox. Earlier messages on the same channe
 one number tells how far a channel is consumed (G2), and protocols treat stashed messages as received. Stashed messages get their turns first when the
 durable turn is over.
 
-A step's result is in the journal as soon as the step has ended, and in the host log before the turn continues (`step_log.py`). Steps use no channel.
+A step's result is in the journal as soon as the step has ended, and in the host log before the turn continues (`host_log.py`). Steps use no channel.
 
 Carries G3 for turns that wait.
 """
@@ -23,9 +23,7 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_effects import Effects
@@ -102,7 +100,7 @@ class DurableTurns:
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
             self._unanswered(agent, turn, turn.waits)  # news of its callee came while the handler was run again
         elif turn.waits.kind == "step":
-            self._shared.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
+            self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits for an effect; outputs of the segment come first."""
@@ -233,7 +231,7 @@ class DurableTurns:
             start = self._mailboxes.refused_if_deadly(agent, start, turn.what, turn.sender, turn.payload)
         self._shared.out.append(start)
 
-    def on_step_ended(self, event: de.StepEnded) -> None:
+    def on_step_ended(self, event: ev.StepEnded) -> None:
         agent = self._shared.agents.get(event.agent)
         turn = agent.turn if agent is not None else None
         if agent is None or turn is None or turn.waits is None or agent.incarnation != event.incarnation:
@@ -406,7 +404,7 @@ class DurableTurns:
         self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
     ) -> None:
         if self._shared.is_watched:
-            self._shared.out.append(we.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
+            self._shared.out.append(ev.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:

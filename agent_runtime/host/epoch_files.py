@@ -1,15 +1,12 @@
 """Epochs in the store: images of a host's agents become checkpoints, and a recovery line becomes agents again.
 
-Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a
-worker thread.
+Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a worker thread, the reading of
+earlier plans' host logs for the agents of this plan too.
 
-Reports of a host on open epochs: all of its agents, and the channels that the leader does not know yet.
-
-The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch,
-which covered it: so it is covered now (`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers reports all channels. A new
-stream may lead to a new leader, which has no reports yet.
-
-Reading of the host logs of earlier plans for the agents of this one.
+*Reports* on open epochs tell the coordinator of all agents, and of the channels that the leader does not know yet. The leader names an epoch of which
+it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch, which covered it: so it is covered now
+(`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers reports all channels. A new stream may lead to a new leader,
+which has no reports yet.
 """
 
 import contextlib

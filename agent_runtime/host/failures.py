@@ -1,19 +1,17 @@
-"""The part of a host core that keeps failures: failed agents, messages that crashed them, and dead letters.
+"""The part of a host core that keeps failures: failed agents, messages that crashed them or whole processes, dead letters, and rollback requests.
 
-The part of a host core that knows in which turns processes have died. A message that has killed more processes than its limit gets no more turns.
+*Deaths of processes.* A message that has killed more processes than its limit gets no more turns. The coordinator counts the deaths
+(`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a digest of its message and
+sender, which survive any recovery. The message's number on its channel does not: a sender that was rolled back may send in another order. So equal
+messages of one sender count as one.
 
-The coordinator counts the deaths (`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a
-digest of its message and sender, which survive any recovery. The message's number on its channel does not: a sender that was rolled back may send in
-another order. So equal messages of one sender count as one.
-
-The part of a host core that keeps rollback requests of agents (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the
-turn's message keeps its place. The agent checkpoints like any other between two turns. Any plan ends the suspension.
+*Rollback requests* (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the turn's message keeps its place. The agent
+checkpoints like any other between two turns. Any plan ends the suspension.
 """
 
 import zlib
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, Entry, LocalAgent
@@ -225,7 +223,7 @@ class HostFailures:
         elif agent.inputs is not None:
             key = agent.inputs.retries.get(key, key)
         self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
-        self._shared.out.append(lt.MessageDeadLettered(agent.id, kind, sender, entry[2], last_line(error)))
+        self._shared.out.append(ev.MessageDeadLettered(agent.id, kind, sender, entry[2], last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
@@ -233,7 +231,7 @@ class HostFailures:
         """Make a message that can never arrive a dead letter of its sender."""
         self._add_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
         self._shared.out.append(
-            lt.UnroutableMessageDeadLettered(agent.id, receiver, payload, last_line(error), is_refused_creation)
+            ev.UnroutableMessageDeadLettered(agent.id, receiver, payload, last_line(error), is_refused_creation)
         )
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:

@@ -17,7 +17,7 @@ doubt*, and one of three things happens:
 - An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
   the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
 
-An operator's resolution is an input that the waiting turn takes (`effect_resolutions.py`). "Done" becomes the outcome. "Not done" allows the call; but a
+An operator's resolution is an input that the waiting turn takes (`host_operator_commands.py`). "Done" becomes the outcome. "Not done" allows the call; but a
 recovery to before the resolution would take it again, although a call may have been made since. So the resolution is also an output, and the call
 waits until that output is released, as for an intent.
 
@@ -33,8 +33,7 @@ Carries G12. Uniqueness outside depends on services that honour keys: nothing he
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe_result
-from snapline.agent_runtime.host import host_events as de
-from snapline.agent_runtime.host import host_events as we
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_log import StepLog, mark_of
 from snapline.agent_runtime.host.host_state import UNDONE, HostState
@@ -168,7 +167,7 @@ class Effects:
         if opened.undoes:
             undoes = outside_key(self._shared.cluster, agent.id, opened.undoes, opened.undoes_generation)
             wait_s = effects.late_s()
-        run = de.RunEffect(agent.id, agent.incarnation, len(turn.journal), opened.name, key, effects.is_in_doubt)
+        run = ev.RunEffect(agent.id, agent.incarnation, len(turn.journal), opened.name, key, effects.is_in_doubt)
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
@@ -276,7 +275,7 @@ class Effects:
             counts[outcome] += 1
         payload = encode_message(record)
         if self._shared.is_watched:
-            self._shared.out.append(we.EffectRecordEmitted(agent.id, payload))
+            self._shared.out.append(ev.EffectRecordEmitted(agent.id, payload))
         self._outputs.emit(agent, [(EFFECTS_TOPIC, payload, time_ns)])
 
 

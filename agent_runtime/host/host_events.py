@@ -4,17 +4,8 @@ Events are in the past tense and come from the adapters: links, turns, store and
 order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`, and the core receives and sends them
 unchanged.
 
-Events and commands of a host core for durable turns; see `events.py` for the rest.
-
-Commands of a host core about messages, for an observer that watches (`is_watched`); see `events.py` for the rest.
-
-Events and commands of a host core that concern its log; see `events.py` for the rest.
-
-Commands of a host core about messages that become dead letters; see `events.py` for the rest.
-
-Requests of users to a host core about agents, and its answers.
-
-Sends of an agent that do not come from a turn of its own.
+The file begins with the events and commands of every fleet. Sections follow for durable turns, for observers that watch messages (`is_watched`), for
+the host's log, for dead letters, and for users' views of agents.
 """
 
 from collections.abc import Mapping

@@ -10,22 +10,19 @@ In a signed store, the coordinator's answer has the certificate of this host's k
 host reports the number of its newest durable batch to the coordinator, at once but at most once a second: a reported batch cannot be removed
 unnoticed. Acknowledgements do not wait for the report.
 
-The part of a host core that puts journal entries of durable turns into the host log, and gives them to turns that are repeated.
-
-A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and that only the log could restore
-(`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn continues when the last of them is durable. So
-a completed step is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in the log, or the step
-runs again.
+*Steps of durable turns* (`StepLog`). A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and that only
+the log could restore (`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn continues when the last
+of them is durable. So a completed step is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in
+the log, or the step runs again.
 
 After a recovery each agent gets the logged entries of turns that its checkpoint does not hold as ended. The repeated turn takes an entry only if it
-is the same turn at the same place (`logged_steps.py`). Agents that are not in the plan get their entries when they are created again.
+is the same turn at the same place (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they are created again.
 """
 
 from typing import Protocol
 
 from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.agent_io import PendingInput
 from snapline.agent_runtime.host.host_state import HostState
@@ -159,7 +156,7 @@ class OwnLog:
         self._batches[log, self._number] = batch
         inputs = [pending.input for pending in batch if isinstance(pending, PendingInput)]
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
-        command = le.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate)
+        command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate)
         self._shared.out.append(command)
 
     def _take_batch(self) -> list[Pending]:
@@ -214,7 +211,7 @@ class OwnLog:
             self._ask_ns = self._asked_ns + REPORT_INTERVAL_NS
             self._open()
 
-    def on_batch_appended(self, event: le.BatchAppended) -> None:
+    def on_batch_appended(self, event: ev.BatchAppended) -> None:
         """Handle a durable batch. A batch in a log that a plan has ended is found by the agents' owners."""
         is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
@@ -228,7 +225,7 @@ class OwnLog:
             self._tell()
             self.append()
 
-    def on_log_sealed(self, event: le.LogSealed) -> None:
+    def on_log_sealed(self, event: ev.LogSealed) -> None:
         """Handle a batch that will never be in the log."""
         self._drop_batch(self._batches.pop((event.log, event.number)))
         if event.log == self.name:
@@ -240,7 +237,7 @@ class OwnLog:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
-    def on_log_status_changed(self, event: le.LogStatusChanged) -> None:
+    def on_log_status_changed(self, event: ev.LogStatusChanged) -> None:
         """Record why a batch takes long. Batches of earlier plans are ignored: no batch of this log would clear their problem."""
         if event.log == self.name:
             self.problem = event.problem

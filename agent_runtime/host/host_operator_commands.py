@@ -1,21 +1,18 @@
-"""The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them.
+"""The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them and on effects.
 
 An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
-(`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn. *Drop*: the dead letter is forgotten. *Retry*: the
-command's turn handles the dead letter, with its sender and payload. The removal of the dead letter, the work of its handler and the consumption of
-the command are in the same checkpoints, so none of it happens twice. If the handler fails again, the result is a new dead letter.
+(`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn.
 
-A command about an effect that has ended (`effect_requests.py`) works in the same way. It concerns the dead letter of the effect's turn, or a
-compensation, whose turn is like that of a dead letter that was never stored.
+*Dead letters.* Drop: the dead letter is forgotten. Retry: the command's turn handles the dead letter, with its sender and payload. The removal of the
+dead letter, the work of its handler and the consumption of the command are in the same checkpoints, so none of it happens twice. If the handler fails
+again, the result is a new dead letter.
 
-The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/agent_commands.py`).
+*Effects that have ended.* Undo: a turn of the agent runs the compensation, as after a failed turn; it is like the turn of a dead letter that was
+never stored. Retry: the failed turn is retried as its dead letter, or a failed compensation is called again. Completed work is not repeated, so the
+commands are idempotent.
 
-*Undo*: a turn of the agent runs the compensation, as after a failed turn. *Retry*: the failed turn is retried as its dead letter, or a failed
-compensation is called again. Completed work is not repeated, so the commands are idempotent.
-
-The part of a host core that matches operators' resolutions to the effect that an agent waits for (`messages/agent_commands.py`).
-
-The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn that they came too late.
+*The effect at which an agent waits.* The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn
+that they came too late.
 """
 
 from itertools import islice

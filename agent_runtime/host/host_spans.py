@@ -1,20 +1,19 @@
-"""OpenTelemetry spans of turns: one for each traced turn, whose messages continue the same trace.
+"""OpenTelemetry spans of a host: its traced turns, the steps and effects run within them, and its part in epochs and recoveries.
 
-Theory of operation. The message that begins a turn determines whether the turn is traced (`agent_runtime/message_encoding.py`); its span is a child of
-the sender's. When the turn or a segment ends, its sends, spawns, outputs and timers get a tail that names this span; the core and the handler do not
-see it. While the handler runs, the span is OpenTelemetry's current span, so spans of other libraries are its children.
+*Turns.* Each traced turn has one span, and its messages continue the same trace. The message that begins a turn determines whether the turn is traced
+(`agent_runtime/message_encoding.py`); its span is a child of the sender's. When the turn or a segment ends, its sends, spawns, outputs and timers get
+a tail that names this span; the core and the handler do not see it. While the handler runs, the span is OpenTelemetry's current span, so spans of
+other libraries are its children.
 
 *Recoveries.* A message keeps its tail, so a repeated turn has the same place in the same trace, with a new span and a higher incarnation. A durable
 turn is one span over all incarnations: its id is derived from the message that began it. Only the process that ends the turn exports the span. So a
 process killed during the turn leaves no gap: steps and messages of the turn are children of the span that its successor exports.
 
-*Cost.* A turn that is not traced costs a check of its first byte. Without `--otel` there is no `TurnSpans` object.
+*Epochs and plans.* These spans are made from the host's messages to the coordinator, each as a child of the coordinator's span. An epoch report has
+successive durations that end at the moment of the report, so the whole span is made at that moment.
 
-Spans of a host's part in epochs and recoveries, made from its messages to the coordinator. Each is a child of the coordinator's span.
-
-An epoch report has successive durations that end at the moment of the report, so the whole span is made at that moment.
-
-Spans of a host: turns, steps and effects run within them. Imported where spans are exported.
+*Cost.* A turn that is not traced costs a check of its first byte. This module is imported where spans are exported: without `--otel` there is no
+`TurnSpans` object.
 """
 
 import random
@@ -30,7 +29,6 @@ from opentelemetry.util.types import AttributeValue
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -340,18 +338,18 @@ class SpanObserver(HostObserver):
         driver.wrap_turns(lambda _: self.spans.run)
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
-        return {de.RunStep: self._within_turn, de.RunEffect: self._within_turn, ev.CancelTurns: self._cancel_turns}
+        return {ev.RunStep: self._within_turn, ev.RunEffect: self._within_turn, ev.CancelTurns: self._cancel_turns}
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         return self.spans.ended(event)
 
-    def _within_turn(self, command: de.RunStep, execute: Execute) -> None:
+    def _within_turn(self, command: ev.RunStep, execute: Execute) -> None:
         """Run a step or an effect within the span of its turn."""
         opened = self.spans.open.get(command.agent)
         if opened is None:
             execute(command)
             return
-        within = contexts.set_value(EFFECT, isinstance(command, de.RunEffect), opened.context)
+        within = contexts.set_value(EFFECT, isinstance(command, ev.RunEffect), opened.context)
         token = contexts.attach(within)
         try:
             execute(command)

@@ -1,14 +1,10 @@
-"""A host's trace: one JSON object per line, for diagrams and analysis.
+"""A host's trace: one JSON object per line, for diagrams and analysis, in a file and in memory while a viewer asks.
 
-`recovery/trace_merge.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole,
-even if a SIGKILL ends the host.
+`recovery/trace_merge.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole to
+the file, if there is one, even if a SIGKILL ends the host.
 
-Events of a host in the last seconds, for viewers: the lines of `--trace`, kept in memory.
-
-Lines are kept, and the core traces, only while a viewer has asked within `LOOK_S`. Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when
-sent. A line is kept as a tuple, and encoded when sent.
-
-Destinations of a host's trace: its file, if it has one, and memory while a viewer asks.
+For viewers, the lines of the last seconds are kept in memory. They are kept, and the core traces, only while a viewer has asked within `LOOK_S`.
+Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when sent. A line is kept as a tuple, and encoded when sent.
 """
 
 import asyncio
@@ -24,7 +20,6 @@ import msgspec
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.driver_interfaces import HostEnvironment, TraceSink
-from snapline.agent_runtime.host.host_events import TracingRequested
 from snapline.folders import make_private
 from snapline.messages.client_requests import RecentTrace, TraceWanted
 
@@ -276,4 +271,4 @@ class Tracing:
     def _tell(self) -> None:
         """Make the core trace what file or viewer need."""
         self.is_on = self._file is not None or self._recent is not None
-        self._feed(TracingRequested(math.gcd(self._file_every, self._recent_every)))
+        self._feed(ev.TracingRequested(math.gcd(self._file_every, self._recent_every)))

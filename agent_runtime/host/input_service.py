@@ -1,21 +1,16 @@
-"""Service of `Inputs` on a host's port: reads clients' requests, checks them, and passes them to the host.
+"""Service of `Inputs` on a host's port: reads clients' requests, checks them, passes them to the host, and waits for answers.
 
-The host core, not the service, decides about inputs. A valid input is accepted even if the client has disconnected: the client does not know the
-outcome, and retries with the same key.
+The host core, not the service, decides about inputs and answers, and when an answer may be sent. A valid input is accepted even if the client has
+disconnected: the client does not know the outcome, and retries with the same key.
 
-Bounds. One request is bounded by its codec (`messages/client_wire.py`). Requests being read or waiting for the host's log are bounded together: above
-`UNDER_WAY_BYTES_MAX` clients must retry.
+*Checks.* Before an input is numbered, the service checks that the agent could take the message, so that a client learns of its mistake. A message
+that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted input, which then
+becomes a dead letter.
 
-Service of `Inputs.Ask` on a host's port: clients wait here for an agent's answer to an input.
-
-The service decides nothing; the host core decides the answer, and when it may be sent. The service asks the core once for each input and kind of
-answer, however many clients wait and retry. So its memory is bounded by the keys that the agents know, and a departed client leaves nothing behind
-that the next one would not use.
-
-Checks that an agent could take a message from outside, before the input is numbered, so that a client learns of its mistake.
-
-A message that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted input, which
-then becomes a dead letter.
+*Bounds.* One request is bounded by its codec (`messages/client_wire.py`). Requests being read or waiting for the host's log are bounded together:
+above `UNDER_WAY_BYTES_MAX` clients must retry. For `Inputs.Ask` the service asks the core once for each input and kind of answer, however many
+clients wait and retry. So its memory is bounded by the keys that the agents know, and a departed client leaves nothing behind that the next one would
+not use.
 """
 
 import asyncio

@@ -10,13 +10,10 @@ records that. So their numbers are not used again, and a client that repeats the
 *Receivers.* Inputs are accepted for agents of the plan, and for agents created since that a complete epoch holds: otherwise an input could outlive an
 agent that never existed. If that epoch is condemned later, inputs of such an agent wait here until it is created again.
 
-The part of a host core that tracks waiters for answers to inputs, and decides when an answer may be sent.
-
-An *early* answer is sent when its turn has ended: a recovery may undo that turn, and the repeated turn may give another answer. Other answers are
-sent when a complete epoch holds the turn, and are never reverted (R2; output commit: Strom and Yemini 1985).
-
-Answers are kept with the keys of consumed inputs (`agent_inputs.py`), so they belong to the agent's state: a client that asks again, at the agent's
-next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
+*Answers.* Clients may wait for an input's answer (`ReplyWaiters`). An *early* answer is sent when its turn has ended: a recovery may undo that turn,
+and the repeated turn may give another answer. Other answers are sent when a complete epoch holds the turn, and are never reverted (R2; output commit:
+Strom and Yemini 1985). Answers are kept with the keys of consumed inputs (`agent_io.py`), so they belong to the agent's state: a client that asks
+again, at the agent's next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
 """
 
 from snapline.agent_runtime.host import host_events as ev

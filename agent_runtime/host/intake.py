@@ -10,16 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.driver_interfaces import HostEnvironment
-from snapline.agent_runtime.host.host_events import (
-    AnswerEffects,
-    AnswerView,
-    AnswerWaiting,
-    EffectsRequested,
-    ViewRequested,
-    WaitingAgentsRequested,
-)
 from snapline.errors import SnaplineError
 from snapline.messages.client_requests import InputOutcome
 from snapline.storage.log.log_record import LogBatch, PreparedBatch
@@ -41,7 +32,7 @@ class _Flight:
 
     __slots__ = ("command", "failures", "is_decided", "prepared")
 
-    def __init__(self, command: le.AppendBatch) -> None:
+    def __init__(self, command: ev.AppendBatch) -> None:
         self.command = command
         self.prepared: PreparedBatch | None = None
         self.failures = 0
@@ -58,9 +49,9 @@ class Intake:
         self._is_over = False
         self._requests: dict[int, Then] = {}
         self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
-        self._views: dict[int, Callable[[AnswerView], None]] = {}
-        self._effects: dict[int, Callable[[AnswerEffects], None]] = {}
-        self._waiting: dict[int, Callable[[AnswerWaiting], None]] = {}
+        self._views: dict[int, Callable[[ev.AnswerView], None]] = {}
+        self._effects: dict[int, Callable[[ev.AnswerEffects], None]] = {}
+        self._waiting: dict[int, Callable[[ev.AnswerWaiting], None]] = {}
         self._count = 0
 
     def stop(self) -> None:
@@ -89,39 +80,39 @@ class Intake:
         """Pass on the core's decision."""
         self._asks.pop(command.request)(command.answer)
 
-    def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
+    def view(self, agent: str, then: Callable[[ev.AnswerView], None], *, is_settled: bool) -> None:
         """Request a view of an agent; `then` gets the view before the agent changes again, but is not called if the host ends."""
         self._count += 1
         self._views[self._count] = then
-        self._feed(ViewRequested(self._count, agent, is_settled))
+        self._feed(ev.ViewRequested(self._count, agent, is_settled))
 
-    def answer_view(self, command: AnswerView) -> None:
+    def answer_view(self, command: ev.AnswerView) -> None:
         """Pass on the core's decision."""
         self._views.pop(command.request)(command)
 
-    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
+    def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
         """Request the effects at which agents wait; `then` gets them."""
         self._count += 1
         self._effects[self._count] = then
-        self._feed(EffectsRequested(self._count))
+        self._feed(ev.EffectsRequested(self._count))
 
-    def answer_effects(self, command: AnswerEffects) -> None:
+    def answer_effects(self, command: ev.AnswerEffects) -> None:
         """Pass on what the core has found."""
         self._effects.pop(command.request)(command)
 
-    def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
+    def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
         """Request the agents at which something waits; `then` gets them."""
         self._count += 1
         self._waiting[self._count] = then
-        self._feed(WaitingAgentsRequested(self._count))
+        self._feed(ev.WaitingAgentsRequested(self._count))
 
-    def answer_waiting(self, command: AnswerWaiting) -> None:
+    def answer_waiting(self, command: ev.AnswerWaiting) -> None:
         """Pass on what the core has found."""
         self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
-    def append(self, command: le.AppendBatch) -> None:
+    def append(self, command: ev.AppendBatch) -> None:
         """Make the batch durable in its place, in the background."""
         flight = _Flight(command)
         self._try(flight)
@@ -149,15 +140,15 @@ class Intake:
             if not flight.failures:
                 log.warning("the host log cannot be written, trying again and again: %s", outcome)
             flight.failures += 1
-            self._feed(le.LogStatusChanged(command.log, outcome))
+            self._feed(ev.LogStatusChanged(command.log, outcome))
             self._environment.call_later(RETRY_S, lambda: self._try(flight))
             return
         flight.is_decided = True
         if flight.failures:
             log.info("the host log can be written again, after %d tries", flight.failures)
-        decided = le.BatchAppended if outcome else le.LogSealed
+        decided = ev.BatchAppended if outcome else ev.LogSealed
         self._feed(decided(command.log, command.number))
 
     def _look(self, flight: _Flight) -> None:
         if not flight.is_decided:
-            self._feed(le.LogStatusChanged(flight.command.log, f"the store has not answered for {LATE_S:g} s"))
+            self._feed(ev.LogStatusChanged(flight.command.log, f"the store has not answered for {LATE_S:g} s"))

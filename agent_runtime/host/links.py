@@ -1,6 +1,6 @@
 """The part of a host core that talks to other hosts: links of the current plan, their streams, frames and windows.
 
-Arriving messages go to `mailboxes.py`, departing ones come from `outlets.py`; `channel_ends.py` knows the owner of each channel.
+Arriving messages go to `mailboxes.py`, departing ones come from `channel_ends.py`, which knows the owner of each channel.
 
 A link to a host exists once a channel leads there, or once that host has dialled, and stays until the next plan. Of two hosts the one with the
 smaller id dials. The other one knocks: it asks to be dialled, and repeats the request until it is.

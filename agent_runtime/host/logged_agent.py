@@ -1,15 +1,12 @@
-"""State of one agent in a logged fleet: its protocol, its log, and when it takes checkpoints.
+"""State of one agent in a logged fleet, and the host's backlog: the agent's protocol, its log, and when it takes checkpoints.
 
 Used by every protocol but chandy-lamport. The *sender log* holds the messages sent since the agent's last checkpoint. The next checkpoint takes it
 into the store (docs/protocols.md), so memory holds it only until then.
 
-Backlog of a host in a logged fleet: data kept in memory because the store has not taken it yet, and its limits.
-
-Two things grow while the store is slow or unavailable: sender logs in the agents, since basic checkpoints are deferred, and forced checkpoints in the
-writer's queue. In koo-toueg fleets the logs of agents that no round asks grow too.
-
-Agents run as long as there is room. When there is none they *pause*: they take no turn and send nothing, until the store takes checkpoints again, or
-a round has saved them. Heartbeats report the pause.
+The *backlog* is data kept in memory because the store has not taken it yet. Two things grow while the store is slow or unavailable: sender logs in
+the agents, since basic checkpoints are deferred, and forced checkpoints in the writer's queue. In koo-toueg fleets the logs of agents that no round
+asks grow too. Agents run as long as there is room. When there is none they *pause*: they take no turn and send nothing, until the store takes
+checkpoints again, or a round has saved them. Heartbeats report the pause.
 """
 
 from snapline.agent_runtime.host.host_events import Log

@@ -1,14 +1,12 @@
 """A thread that watches the host's event loop: code that blocks the loop is logged and reported, and beyond a limit the process ends.
 
 Handlers run on the loop, so a blocking handler delays everything else on the host. The host's stream still tells the coordinator that the process is
-alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line), after a second and then
-less and less often. Each second it also reports to the coordinator on its own connection: for `snapline status`, and because the stream may break
-meanwhile.
+alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line, from the loop's stack),
+after a second and then less and less often. Each second it also reports to the coordinator on its own connection: for `snapline status`, and because
+the stream may break meanwhile.
 
 While C code holds the GIL, this thread does not run either. It logs the blockage afterwards; it gets the GIL before the blocking code continues, so
 the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some time after the limit.
-
-Description of the code that a host's event loop is running, from its stack; called from another thread.
 """
 
 import asyncio

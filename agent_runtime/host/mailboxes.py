@@ -1,9 +1,7 @@
 """The part of a host core where messages arrive, wait, and are consumed, and which chooses an agent's next turn.
 
 Every message enters by `arrive`, whether it came in a frame or from an agent of this host. Every message leaves by `consume`, whether its turn has
-ended or it was dead-lettered.
-
-The part of a host core for delays: agents' timers, and messages that are to be retried.
+ended or it was dead-lettered. Delays end here too: agents' timers, and messages that are to be retried.
 """
 
 import heapq
@@ -14,7 +12,6 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
@@ -214,7 +211,7 @@ class Mailboxes:
             return False
         self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
         if self._shared.is_watched:
-            self._shared.out.append(we.OperatorCommandConsumed(agent.id, entry[2], reply))
+            self._shared.out.append(ev.OperatorCommandConsumed(agent.id, entry[2], reply))
         self._mode.moved(agent)
         return True
 

@@ -1,9 +1,7 @@
 """The part of a host core that creates and retires agents.
 
-An agent is created after the coordinator has reserved its id. A stopping agent leaves once its outputs are released and all epochs begun before have
-ended.
-
-The message that creates an agent: its kind and its initial state, on the channel from its parent.
+An agent is created after the coordinator has reserved its id, by a message with its kind and its initial state on the channel from its parent. A
+stopping agent leaves once its outputs are released and all epochs begun before have ended.
 """
 
 from snapline.agent_runtime.host import host_events as ev

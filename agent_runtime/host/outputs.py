@@ -7,9 +7,7 @@ a later epoch. A plan loads pending outputs with the checkpoints, and the coordi
 
 So outputs wait in memory. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is *full*: it takes no inputs from
 outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other agents still have turns: holding them back
-would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until its outputs are released.
-
-Interface of the membership for the parts of a host core below it.
+would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until its outputs are released (`AgentRetirement`).
 """
 
 from typing import Protocol

@@ -1,7 +1,4 @@
-"""The part of a host core that applies plans: everything here ends, and begins again from the line.
-
-The parts of one host core, as a mode gets them.
-"""
+"""The part of a host core that applies plans: everything here ends, and begins again from the line. And the record of a core's parts."""
 
 from operator import attrgetter
 

@@ -14,7 +14,6 @@ from snapline.agent_runtime.host.failures import (
     last_line,
     sender_of,
 )
-from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
@@ -128,7 +127,7 @@ class TurnEnds:
             self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
-    def on_messages_told(self, event: ExternalSends) -> None:
+    def on_messages_told(self, event: ev.ExternalSends) -> None:
         """Send messages that belong to no turn and consume nothing. An owed record follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:

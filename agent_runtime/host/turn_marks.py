@@ -7,9 +7,8 @@ be lost or stale; therefore one death alone never condemns a turn (`DEATHS_TOLER
 - *In threads*, such as those of steps, many pieces may run: each has its own slot. A thread started by user code has none.
 - A turn that awaits runs no code. It is marked only if no user code runs and it is the only open turn: other parts of the process may work for it.
 
-Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the guilty turn.
-
-Turn marks of a host process (`turn_marks.py`), and its report of the marks of the previous process.
+Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the guilty turn. `ProcessMarks` writes the
+marks of a host process, and reports those of the previous process.
 """
 
 import contextlib
@@ -34,7 +33,6 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import RunTurn
 from snapline.agent_runtime.host.failures import HEAD_BYTES, MessageSample, digest_of_turn
-from snapline.agent_runtime.host.host_events import RunStep
 from snapline.agent_runtime.turn_environment import IN_THREAD
 from snapline.channels.child_processes import exit_if_child
 from snapline.errors import EncodingError
@@ -365,7 +363,7 @@ class ProcessMarks:
         return TurnThreads(thread_name_prefix="asyncio")
 
     def task_of(
-        self, at: ev.StartTurn | RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
+        self, at: ev.StartTurn | ev.RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
     ) -> Coroutine[Any, Any, None]:
         """Return the coroutine of a turn or a step that runs in this context, marked."""
         mark = self._mark(at)
@@ -404,7 +402,7 @@ class ProcessMarks:
 
         return marked
 
-    def _mark(self, at: ev.StartTurn | RunStep) -> TurnMark:
+    def _mark(self, at: ev.StartTurn | ev.RunStep) -> TurnMark:
         """Return the mark of the turn, or of that to which the step, or the segment, belongs."""
         limit = limit_of(self._driver.turns.type_of(at.agent))
         if isinstance(at, ev.StartTurn) and at.what != "segment":

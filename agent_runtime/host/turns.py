@@ -2,8 +2,6 @@
 
 A handler that cannot suspend is called directly, without a task. A handler that can suspend (for example in `ctx.step`) gets a task, and other agents
 run meanwhile. A durable handler is driven without a task from one segment to the next (`durable.py`); its steps get tasks.
-
-Parts shared by running plain and durable turns: the handler of a message, handlers that wait, and steps in progress.
 """
 
 import asyncio
@@ -37,7 +35,6 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunEffect, RunStep, StepEnded
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in
 from snapline.agent_runtime.sagas import UNDO_NAME, do_nothing, not_undone, read_undo
@@ -70,7 +67,7 @@ class WaitingTurn:
 
 
 async def step_of(
-    command: RunStep, work: StepWork | EffectWork, world: TurnEnvironment, told: Callable[[StepEnded], None]
+    command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, told: Callable[[ev.StepEnded], None]
 ) -> None:
     """Run a step, or an effect, of a durable turn; report how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
@@ -91,7 +88,7 @@ async def step_of(
     except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
     late_s = call.late_s() if outcome == FAILED and isinstance(work, EffectWork) else 0.0
-    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
+    told(ev.StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
 
 
 class LastCall:
@@ -114,7 +111,7 @@ class LastCall:
 
 
 async def _result_of_work(
-    command: RunStep, work: StepWork | EffectWork, world: TurnEnvironment, call: LastCall
+    command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
@@ -125,9 +122,9 @@ async def _result_of_work(
 
 
 async def _effect_of(
-    command: RunStep, work: EffectWork, world: TurnEnvironment, call: LastCall
+    command: ev.RunStep, work: EffectWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
-    assert isinstance(command, RunEffect)
+    assert isinstance(command, ev.RunEffect)
     if getattr(work.function, "func", None) is do_nothing:
         return None
     await no_call_of(world, command.key)
@@ -144,7 +141,7 @@ async def _effect_of(
 
 
 async def _probe_first(
-    command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
+    command: ev.RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     """Never repeat a call without a probe: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
     assert work.timeout_s is not None
@@ -411,7 +408,7 @@ class Turns:
         world: TurnEnvironment | None = None,
         *,
         start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
-        step_ended: Callable[[StepEnded], None] = lambda event: None,
+        step_ended: Callable[[ev.StepEnded], None] = lambda event: None,
     ) -> None:
         self._fleet = fleet
         self._is_logged = is_logged(fleet.protocol)
@@ -672,7 +669,7 @@ class Turns:
         outcome = ctx.take_segment(pause)
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 
-    def run_step(self, command: RunStep) -> None:
+    def run_step(self, command: ev.RunStep) -> None:
         """Run the step at which an agent's turn waits; its end is reported with `step_ended`."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:

@@ -1,12 +1,11 @@
 """Service of `Agents` on a host's port: views of agents for users and their programs.
 
 Every host can read the state in the newest snapshot from the store, even while the agent's host is lost. Only the owner knows an agent's current
-state: the core reports when the agent is between two turns, and the state is imaged at that moment.
+state: the core reports when the agent is between two turns, and the state is imaged at that moment. Documents about an agent (its state as JSON, and
+its description) are made off the event loop, but for `description`.
 
 Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The service asks the core once for each agent, however many clients wait, so a
 departed client leaves nothing behind that the next one would not use.
-
-Documents about one agent: its state as JSON, and its description. Off the event loop, but for `description`.
 """
 
 import asyncio

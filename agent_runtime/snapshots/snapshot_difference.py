@@ -1,6 +1,6 @@
 """Changes between two snapshots of a store: agents, their states, channels, timers, dead letters, and the metadata of both.
 
-No class of the fleet is needed. Checkpoints are read one pair at a time, and of large parts only the chunks that differ (`array_difference.py`).
+No class of the fleet is needed. Checkpoints are read one pair at a time, and of large parts only the chunks that differ (`state_difference.py`).
 Agents with equal checkpoint digests are not read; since a checkpoint names its epoch, this happens only if both snapshots have the same number.
 
 Values that differ between any two snapshots (numbers of epochs and checkpoints, times, turns) and protocol images are not compared.

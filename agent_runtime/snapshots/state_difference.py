@@ -7,12 +7,11 @@ Records are first paired with equal ones, so that one record dropped from the fr
 is paired with the first, the second with the second, and so on. The longest chain of pairs in order is kept (as in patience diff, O(n log n)).
 Records between two pairs were edited, inserted or dropped; records after the last pair were appended.
 
+Of a changed array, tensor or blob the list names the number, place and size of the changes. Arrays with chunks of equal size are compared by digest.
+Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN equals itself. Without NumPy the
+largest change is not reported.
+
 Output is bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; long values are truncated.
-
-Changes of an array, a tensor or a blob: their number, place and size. Reads only chunks that may have changed.
-
-Arrays with chunks of equal size are compared by digest. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is
-not 0.0, and a NaN equals itself. Without NumPy the largest change is not reported.
 """
 
 import bisect

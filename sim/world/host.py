@@ -14,10 +14,7 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as lt
-from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -134,14 +131,14 @@ class JudgeObserver(HostObserver):
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         return {
-            we.LoggedMessageSent: self._message_left,
-            lt.MessageDeadLettered: self._message_dead_lettered,
-            lt.UnroutableMessageDeadLettered: self._message_unroutable,
-            we.MessageConsumedInTurn: self._message_taken,
-            we.OperatorCommandConsumed: self._command_consumed,
-            de.RunStep: self._run_step,
-            de.RunEffect: self._run_effect,
-            we.EffectRecordEmitted: self._effect_recorded,
+            ev.LoggedMessageSent: self._message_left,
+            ev.MessageDeadLettered: self._message_dead_lettered,
+            ev.UnroutableMessageDeadLettered: self._message_unroutable,
+            ev.MessageConsumedInTurn: self._message_taken,
+            ev.OperatorCommandConsumed: self._command_consumed,
+            ev.RunStep: self._run_step,
+            ev.RunEffect: self._run_effect,
+            ev.EffectRecordEmitted: self._effect_recorded,
             ev.ReportFrozen: self._report_frozen,
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,
@@ -150,11 +147,11 @@ class JudgeObserver(HostObserver):
 
     # ---- reports of the core on messages and freezes ----------------------------------------------------------------
 
-    def _message_left(self, left: we.LoggedMessageSent, _: Execute) -> None:
+    def _message_left(self, left: ev.LoggedMessageSent, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
-    def _message_dead_lettered(self, buried: lt.MessageDeadLettered, execute: Execute) -> None:
+    def _message_dead_lettered(self, buried: ev.MessageDeadLettered, execute: Execute) -> None:
         execute(buried)
         now_ns = self._shared.kernel.now_ns
         agent = self.core.agents.get(buried.agent)
@@ -162,27 +159,27 @@ class JudgeObserver(HostObserver):
             self._judge.books.steps.on_dead_lettered(agent.id, agent.incarnation)
         self._judge.on_dead_lettered(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
-    def _message_taken(self, taken: we.MessageConsumedInTurn, _: Execute) -> None:
+    def _message_taken(self, taken: ev.MessageConsumedInTurn, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.books.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
-    def _command_consumed(self, taken: we.OperatorCommandConsumed, _: Execute) -> None:
+    def _command_consumed(self, taken: ev.OperatorCommandConsumed, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.books.on_command_consumed(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
-    def _message_unroutable(self, voided: lt.UnroutableMessageDeadLettered, execute: Execute) -> None:
+    def _message_unroutable(self, voided: ev.UnroutableMessageDeadLettered, execute: Execute) -> None:
         execute(voided)
         tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_unroutable
         tell(self._shared.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
 
-    def _run_step(self, command: de.RunStep, execute: Execute) -> None:
+    def _run_step(self, command: ev.RunStep, execute: Execute) -> None:
         self._judge.books.steps.on_step(self._shared.kernel.now_ns, command.agent, command.incarnation, command.name)
         execute(command)
 
-    def _run_effect(self, command: de.RunEffect, execute: Execute) -> None:
+    def _run_effect(self, command: ev.RunEffect, execute: Execute) -> None:
         now_ns, books = self._shared.kernel.now_ns, self._judge.books
         books.outputs.on_called(now_ns, command.agent, command.key)
         is_present = self.core.plan >= books.newest_plan
@@ -190,7 +187,7 @@ class JudgeObserver(HostObserver):
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         execute(command)
 
-    def _effect_recorded(self, told: we.EffectRecordEmitted, _: Execute) -> None:
+    def _effect_recorded(self, told: ev.EffectRecordEmitted, _: Execute) -> None:
         self._judge.books.on_effect_recorded(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
 
     def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:

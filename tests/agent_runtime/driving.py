@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
@@ -156,7 +155,7 @@ class Driver:
     @property
     def logged(self) -> tuple[LoggedEntry, ...]:
         """What host logs hold of durable turns."""
-        return tuple([entry for batch in self.all_of(le.AppendBatch) for entry in batch.entries])
+        return tuple([entry for batch in self.all_of(ev.AppendBatch) for entry in batch.entries])
 
     def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.HostOutput]:
         """The running turn of `agent` ends well."""

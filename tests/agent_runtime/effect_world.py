@@ -13,9 +13,7 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.durable import DONE
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.host.turns import Turns
@@ -170,7 +168,7 @@ class World:
         self.stored: dict[int, AgentCheckpoint] = {}
         self.complete: int | None = None
         self.is_wanted = self.opening = False
-        self.batch: le.AppendBatch | None = None
+        self.batch: ev.AppendBatch | None = None
         self.turns = Turns(self.fleet, self.feed, _ignore, _Stub(self), start=self._start, step_ended=self.feed)
         kind = "tests.effects:Payer"
         self.turns.welcomed("c")
@@ -202,7 +200,7 @@ class World:
         match command:
             case ev.StartTurn():
                 self.queue.append(command)
-            case de.RunStep():
+            case ev.RunStep():
                 self.turns.run_step(command)
             case ev.UndoTurn():
                 self.turns.undo("a")
@@ -210,7 +208,7 @@ class World:
                 self.is_wanted = True
             case msg.OpenLog():
                 self.opening = True
-            case le.AppendBatch():
+            case ev.AppendBatch():
                 self.batch = command
             case ev.CaptureState():
                 known, version, image = self.turns.capture("a")
@@ -226,7 +224,7 @@ class World:
         assert batch is not None
         self.logs.extend(batch.entries)
         self._may_die()
-        self.feed(le.BatchAppended(batch.log, batch.number))
+        self.feed(ev.BatchAppended(batch.log, batch.number))
 
     def _open_log(self) -> None:
         self.opening = False

@@ -32,7 +32,6 @@ from snapline.agent_runtime.durable import (
     reply_to,
 )
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.turn_environment import TurnEnvironment
@@ -255,7 +254,7 @@ class Seat:
     """Turns of one agent, and what was told of its steps."""
 
     def __init__(self, outside: TurnEnvironment | None = None) -> None:
-        self.told: asyncio.Queue[StepEnded] = asyncio.Queue()
+        self.told: asyncio.Queue[ev.StepEnded] = asyncio.Queue()
         fleet = snapline.Fleet("buyers", agents={"a": Buyer(Notes())})
         self.turns = Turns(fleet, lambda event: None, lambda text: None, outside, step_ended=self.told.put_nowait)
         self.turns.add("a", fleet.make("a"))
@@ -269,7 +268,7 @@ class Seat:
     async def step(self, paused: ev.TurnEnded) -> Any:
         assert paused.pause is not None
         waits = paused.pause.waits
-        self.turns.run_step(RunStep("a", 1, 0, waits.name))
+        self.turns.run_step(ev.RunStep("a", 1, 0, waits.name))
         told = await asyncio.wait_for(self.told.get(), 10)
         return self.go_on(msgspec.structs.replace(waits, outcome=told.outcome, result=told.result))
 

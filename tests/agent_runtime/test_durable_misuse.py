@@ -11,7 +11,6 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, argument_digest
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
@@ -118,7 +117,7 @@ class Seat:
     """Turns of one agent."""
 
     def __init__(self) -> None:
-        self.told: list[StepEnded] = []
+        self.told: list[ev.StepEnded] = []
         self.running: list[Any] = []
         fleet = snapline.Fleet("clumsy", agents={"a": Clumsy(Notes())})
         self.turns = Turns(fleet, lambda event: None, lambda text: None, start=self._begin, step_ended=self.told.append)
@@ -211,7 +210,7 @@ def test_a_cancellation_out_of_nowhere_fails_the_turn() -> None:
 async def test_a_step_is_over_whatever_its_error_says() -> None:
     seat = Seat()
     paused = seat.start("trip")
-    seat.turns.run_step(RunStep("a", 1, 0, "open"))
+    seat.turns.run_step(ev.RunStep("a", 1, 0, "open"))
     await seat.running.pop()
     (told,) = seat.told
     assert told.outcome == FAILED and len(told.result) < 10_000

@@ -9,12 +9,9 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, Pause, call_id
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of, standing_agents
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.host_events import AgentView, AnswerView, ViewRequested
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_service import description
 from snapline.messages import host_messages as msg
@@ -52,7 +49,7 @@ def done(entry: JournalEntry, result: bytes = b"", outcome: str = DONE, sender: 
 
 
 def finish_step(driver: Driver, result: bytes = b"r", place: int = 0) -> None:
-    driver.feed(de.StepEnded("a", 1, place, DONE, result))
+    driver.feed(ev.StepEnded("a", 1, place, DONE, result))
 
 
 def control(driver: Driver) -> ev.Control:
@@ -67,7 +64,7 @@ def test_a_segment_ends_with_its_sends_and_counts_its_message_as_received() -> N
     driver = Driver()
     driver.remote_sends("z", "a", GO)
     said = pause(driver, STEP, ("z", TOLD))
-    assert de.RunStep("a", 1, 0, "look") in said
+    assert ev.RunStep("a", 1, 0, "look") in said
     driver.flush()
     assert [payload for kind, _, payload, *_ in driver.remote.heard if kind == "item"] == [TOLD]
     agent = driver.core.agents["a"]
@@ -95,9 +92,9 @@ def test_an_epoch_records_an_agent_that_waits() -> None:
 
 def test_a_step_that_is_over_is_heard_once() -> None:
     driver = waiting(STEP)
-    driver.feed(de.StepEnded("a", 9, 0, DONE, b"of another life"))
-    driver.feed(de.StepEnded("a", 1, 3, DONE, b"of another place"))
-    driver.feed(de.StepEnded("nobody", 1, 0, DONE, b""))
+    driver.feed(ev.StepEnded("a", 9, 0, DONE, b"of another life"))
+    driver.feed(ev.StepEnded("a", 1, 3, DONE, b"of another place"))
+    driver.feed(ev.StepEnded("nobody", 1, 0, DONE, b""))
     assert "a" not in driver.turns
     finish_step(driver)
     finish_step(driver)
@@ -217,13 +214,13 @@ def test_a_step_whose_failure_fails_its_turn_is_run_again() -> None:
     driver = waiting(STEP)
     finish_step(driver)
     pause(driver, STEP)
-    driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
+    driver.feed(ev.StepEnded("a", 1, 1, FAILED, b"no"))
     _, again = driver.fail("a", retries=1, is_of_step=True)
     assert isinstance(again, ev.StartTurn)
     assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")])
     said = pause(driver, STEP)
-    assert de.RunStep("a", 1, 1, "look") in said
-    driver.feed(de.StepEnded("a", 1, 1, FAILED, b"no"))
+    assert ev.RunStep("a", 1, 1, "look") in said
+    driver.feed(ev.StepEnded("a", 1, 1, FAILED, b"no"))
     driver.fail("a", retries=1, is_of_step=True)
     (letter,) = driver.core.agents["a"].dead_letters
     assert letter.attempts == 2
@@ -231,7 +228,7 @@ def test_a_step_whose_failure_fails_its_turn_is_run_again() -> None:
 
 def test_a_failed_step_that_the_turn_went_on_from_is_not_run_again() -> None:
     driver = waiting(STEP)
-    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    driver.feed(ev.StepEnded("a", 1, 0, FAILED, b"no"))
     pause(driver, STEP)
     finish_step(driver, place=1)
     _, again = driver.fail("a", retries=1, is_of_step=True)
@@ -242,7 +239,7 @@ def test_a_failed_step_that_the_turn_went_on_from_is_not_run_again() -> None:
 def test_a_failed_step_that_did_not_fail_the_turn_is_not_run_again() -> None:
     """Its handler has caught that, and then something else was wrong."""
     driver = waiting(STEP)
-    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    driver.feed(ev.StepEnded("a", 1, 0, FAILED, b"no"))
     _, again = driver.fail("a", retries=1)
     assert isinstance(again, ev.StartTurn)
     assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"no", FAILED)])
@@ -305,7 +302,7 @@ def test_a_restored_turn_is_run_again_before_all_else_and_waits_as_before() -> N
     start = driver.turns["a"]
     assert start.what == "segment" and start.turn is not None and start.turn.waits == STEP
     said = pause(driver, STEP)
-    assert de.RunStep("a", 1, 1, "look") in said and "a" not in driver.turns
+    assert ev.RunStep("a", 1, 1, "look") in said and "a" not in driver.turns
     finish_step(driver, place=1)
     driver.end("a")
     assert driver.turns["a"].payload == OTHER
@@ -321,8 +318,8 @@ def test_a_restored_turn_that_has_what_it_waited_for_goes_on() -> None:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def viewed(driver: Driver) -> AgentView:
-    (answer,) = [each for each in driver.feed(ViewRequested(1, "a", True)) if isinstance(each, AnswerView)]
+def viewed(driver: Driver) -> ev.AgentView:
+    (answer,) = [each for each in driver.feed(ev.ViewRequested(1, "a", True)) if isinstance(each, ev.AnswerView)]
     assert answer.view is not None
     return answer.view
 
@@ -353,8 +350,8 @@ def offer(driver: Driver, key: str, payload: bytes) -> list[ev.HostOutput]:
     if any(isinstance(each, msg.OpenLog) for each in said):
         said = driver.feed(msg.LogOpened(driver.plan))
     for each in said:
-        if isinstance(each, le.AppendBatch):
-            said = driver.feed(le.BatchAppended(each.log, each.number))
+        if isinstance(each, ev.AppendBatch):
+            said = driver.feed(ev.BatchAppended(each.log, each.number))
     return said
 
 

@@ -13,7 +13,6 @@ import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.fleet import own_modules
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunEffect, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.sagas import load_undo, reference_of, undo_payload
@@ -89,7 +88,7 @@ class Seat:
     """Turns of one agent."""
 
     def __init__(self) -> None:
-        self.told: list[StepEnded] = []
+        self.told: list[ev.StepEnded] = []
         self.tasks: list[Any] = []
         fleet = snapline.Fleet("payers", agents={"a": Payer(Notes())})
         self.ended: list[Any] = []
@@ -131,7 +130,7 @@ async def test_the_function_gets_the_outside_key() -> None:
     paused = seat.start(Go("pay"))
     asked = paused.pause.intent
     assert (asked.key, asked.arguments, asked.undo) == ("k", "[1]", f"{__name__}:take_back")
-    seat.turns.run_step(RunEffect("a", 1, 0, "pay", "fleet/a/k", is_in_doubt=False))
+    seat.turns.run_step(ev.RunEffect("a", 1, 0, "pay", "fleet/a/k", is_in_doubt=False))
     await seat.tasks[0]
     (told,) = seat.told
     found = msgspec.structs.replace(paused.pause.waits, outcome=told.outcome, result=told.result)

@@ -23,17 +23,9 @@ from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause, encode_result, rolled
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
-from snapline.agent_runtime.host.host_events import (
-    AnswerEffects,
-    AnswerView,
-    AppendBatch,
-    EffectsRequested,
-    ViewRequested,
-)
 from snapline.agent_runtime.host.host_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.sagas import UNDO, read_undo
@@ -191,7 +183,7 @@ def test_a_recovery_to_before_the_word_and_one_to_after_it_come_to_the_same(is_d
         if not is_done:
             if life is driver or kept is before:
                 assert runs(begin(life, epoch=2))
-                life.feed(de.StepEnded("a", 2, 0, DONE, TOLD, WALL_NS))
+                life.feed(ev.StepEnded("a", 2, 0, DONE, TOLD, WALL_NS))
             else:
                 release(life, epoch=2)
                 assert not runs(life.said), "it may have been called since"
@@ -291,7 +283,7 @@ def failed(asked: EffectIntent, late_s: float = 0.0) -> Driver:
     driver = begun(here=("a",))
     ask(driver, asked)
     assert runs(begin(driver) if asked.has_probe or not asked.is_repeatable else release(driver))
-    driver.feed(de.StepEnded("a", 1, 0, FAILED, BROKEN, 9, late_s))
+    driver.feed(ev.StepEnded("a", 1, 0, FAILED, BROKEN, 9, late_s))
     return driver
 
 
@@ -387,8 +379,8 @@ def test_the_log_has_the_right_past_of_each_step_although_a_mark_came_first() ->
     driver.load(2)
     driver.end("a", pause=Pause(SEED, effect, None, [], True, OURS))
     assert runs(begin(driver))
-    driver.feed(de.StepEnded("a", 2, 2, DONE, TOLD, 9))
-    logged = [each for batch in driver.said if isinstance(batch, AppendBatch) for each in batch.entries]
+    driver.feed(ev.StepEnded("a", 2, 2, DONE, TOLD, 9))
+    logged = [each for batch in driver.said if isinstance(batch, ev.AppendBatch) for each in batch.entries]
     turn = agent_of(driver).turn
     assert turn is not None and [each.place for each in logged] == [2, 0, 1, 2]
     assert [each.prefix for each in logged] == [rolled(b"", turn.journal[: each.place]) for each in logged]
@@ -398,7 +390,7 @@ def test_what_it_takes_over_is_undone_in_the_turns_own_order() -> None:
     """The turn asked for it last, so it is undone first, though the other history had done it before."""
     driver = taken_back(intent("now", undo="m:undo"), call("begun"), call(DONE, TOLD))
     assert runs(release(driver, epoch=2))
-    driver.feed(de.StepEnded("a", 2, 0, DONE, TOLD, 9))
+    driver.feed(ev.StepEnded("a", 2, 0, DONE, TOLD, 9))
     ask(driver, intent(undo="m:undo"))
     driver.fail("a", is_final=True)
     turn = driver.turns["a"]
@@ -435,15 +427,15 @@ def test_what_stood_open_was_undone_and_done_anew_since_belongs_to_the_turn_that
 
 def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
     driver = in_doubt()
-    driver.feed(ViewRequested(5, "a", is_settled=False))
-    view = [each for each in driver.said if isinstance(each, AnswerView)][-1].view
+    driver.feed(ev.ViewRequested(5, "a", is_settled=False))
+    view = [each for each in driver.said if isinstance(each, ev.AnswerView)][-1].view
     assert view is not None and view.durable is not None and view.durable.effect is not None
     assert (view.durable.effect.key, view.durable.effect_stands) == ("k", "needs people")
 
 
 def standing(driver: Driver) -> tuple[UnfinishedEffect, ...]:
-    driver.feed(EffectsRequested(6))
-    return driver.last(AnswerEffects).effects
+    driver.feed(ev.EffectsRequested(6))
+    return driver.last(ev.AnswerEffects).effects
 
 
 def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
@@ -465,7 +457,7 @@ def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
     ask(later, intent(has_probe=True))
     release(later)
     assert [each.stands for each in standing(later)] == ["in doubt"], "while it is asked after"
-    later.feed(de.StepEnded("a", 1, 0, DONE, TOLD, 9))
+    later.feed(ev.StepEnded("a", 1, 0, DONE, TOLD, 9))
     assert standing(later) == ()
 
 

@@ -18,7 +18,6 @@ from snapline.agent_runtime.durable import (
     encode_result,
 )
 from snapline.agent_runtime.host import agent_effects
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.sagas import UNDO, read_undo
@@ -65,13 +64,13 @@ def release(driver: Driver, *, epoch: int = 1, number: int | None = None) -> lis
     return driver.feed(msg.EndEpoch(epoch, True, emitters=("a",), outputs=(number,)))
 
 
-def runs(said: Sequence[ev.HostOutput]) -> list[de.RunEffect]:
-    return [each for each in said if isinstance(each, de.RunEffect)]
+def runs(said: Sequence[ev.HostOutput]) -> list[ev.RunEffect]:
+    return [each for each in said if isinstance(each, ev.RunEffect)]
 
 
 def end(driver: Driver, outcome: str = DONE, result: bytes = PAID, place: int = 0) -> list[ev.HostOutput]:
     """The call has ended."""
-    return driver.feed(de.StepEnded("a", 1, place, outcome, result, 9))
+    return driver.feed(ev.StepEnded("a", 1, place, outcome, result, 9))
 
 
 def ledger(driver: Driver) -> list[EffectRecord]:
@@ -129,7 +128,7 @@ def test_an_effect_is_called_when_its_intent_is_released(protocol: str) -> None:
     assert not runs(said) and stages(driver) == ["intent k"]
     assert msg.WantEpoch(1) in driver.said
     said = release(driver)
-    assert runs(said) == [de.RunEffect("a", 1, 0, "pay", "c/a/k", is_in_doubt=False)]
+    assert runs(said) == [ev.RunEffect("a", 1, 0, "pay", "c/a/k", is_in_doubt=False)]
     assert not runs(release(driver, epoch=2, number=1)), "and once"
 
 
@@ -189,8 +188,8 @@ def test_what_comes_late_of_an_effect_changes_nothing() -> None:
     driver = begun()
     ask(driver, intent())
     release(driver)
-    driver.feed(de.StepEnded("a", 9, 0, DONE, b"of another life"))
-    driver.feed(de.StepEnded("a", 1, 3, DONE, b"of another place"))
+    driver.feed(ev.StepEnded("a", 9, 0, DONE, b"of another life"))
+    driver.feed(ev.StepEnded("a", 1, 3, DONE, b"of another place"))
     assert "a" not in driver.turns
     end(driver)
     end(driver)
@@ -206,7 +205,7 @@ def test_an_effect_that_comes_from_a_checkpoint_is_in_doubt() -> None:
     again = recovered(driver)
     assert again.turns["a"].turn is not None, "its handler runs again first"
     assert not runs(release(again)), "the line's release is told, and nobody stands there yet"
-    assert runs(ask(again, intent())) == [de.RunEffect("a", 1, 0, "pay", "c/a/k", is_in_doubt=True)]
+    assert runs(ask(again, intent())) == [ev.RunEffect("a", 1, 0, "pay", "c/a/k", is_in_doubt=True)]
 
 
 def test_an_intent_of_the_line_that_is_not_released_is_waited_for() -> None:

@@ -11,7 +11,6 @@ from tests.agent_runtime import driving
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.logged import FREEZE_NS, HostFreeze
@@ -94,8 +93,8 @@ def test_what_a_checkpoint_does_not_hold_is_said_behind_it(make: Make) -> None:
     driver = make()
     driver.wake("b")
     said = driver.end("b", ("a", b"\x00\x00\x01k"))
-    kinds = [type(x) for x in said if isinstance(x, ev.TakeCheckpoint | lt.MessageDeadLettered) and x.agent == "a"]
-    assert kinds == [ev.TakeCheckpoint, lt.MessageDeadLettered]
+    kinds = [type(x) for x in said if isinstance(x, ev.TakeCheckpoint | ev.MessageDeadLettered) and x.agent == "a"]
+    assert kinds == [ev.TakeCheckpoint, ev.MessageDeadLettered]
 
 
 def test_a_freeze_names_those_whose_image_failed(make: Make) -> None:

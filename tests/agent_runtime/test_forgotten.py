@@ -13,7 +13,6 @@ from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import FAILED
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 
@@ -157,7 +156,7 @@ class Seat:
     def __init__(self) -> None:
         self.reported: list[Any] = []
         fleet = snapline.Fleet("hasty", agents={"a": Hasty(Notes())})
-        self.steps: asyncio.Queue[StepEnded] = asyncio.Queue()
+        self.steps: asyncio.Queue[ev.StepEnded] = asyncio.Queue()
         self.turns = Turns(fleet, self.reported.append, lambda text: None, step_ended=self.steps.put_nowait)
         self.turns.add("a", fleet.make("a"))
 
@@ -197,7 +196,7 @@ async def test_a_coroutine_that_a_step_forgets_fails_the_step(what: str) -> None
     seat = Seat()
     paused = await seat.run(Go(what))
     assert type(paused) is ev.TurnEnded and paused.pause is not None
-    seat.turns.run_step(RunStep("a", 1, 0, paused.pause.waits.name))
+    seat.turns.run_step(ev.RunStep("a", 1, 0, paused.pause.waits.name))
     ended = await seat.steps.get()
     assert ended.outcome == FAILED and b"helper(" in ended.result and b"was never awaited" in ended.result
 

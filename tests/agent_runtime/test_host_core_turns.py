@@ -6,7 +6,6 @@ import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
@@ -77,7 +76,7 @@ def test_a_failed_turn_is_undone_and_tried_again_then_buried_with_its_traceback(
     for _ in range(2):
         assert driver.fail("a", retries=2) == [ev.UndoTurn("a"), first]
     commands = driver.fail("a", "Traceback …\nValueError: no", retries=2)
-    (buried,) = driver.all_of(lt.MessageDeadLettered)
+    (buried,) = driver.all_of(ev.MessageDeadLettered)
     assert commands[0] == ev.UndoTurn("a") and (buried.agent, buried.error) == ("a", "ValueError: no")
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload, letter.attempts, letter.time_ns) == ("z", b"\x01w", 3, 5)

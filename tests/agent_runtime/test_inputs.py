@@ -7,8 +7,6 @@ from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import agent_io, host_log, inputs
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.agent_io import AgentInputs
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
@@ -50,12 +48,12 @@ class Client:
 
     @property
     def batches(self) -> list[tuple[int, list[str]]]:
-        said = [x for x in self.driver.said if isinstance(x, le.AppendBatch)]
+        said = [x for x in self.driver.said if isinstance(x, ev.AppendBatch)]
         return [(x.number, [each.key for each in x.inputs]) for x in said]
 
     def append(self) -> None:
-        batch = self.driver.last(le.AppendBatch)
-        self.driver.feed(le.BatchAppended(batch.log, batch.number))
+        batch = self.driver.last(ev.AppendBatch)
+        self.driver.feed(ev.BatchAppended(batch.log, batch.number))
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_plain_log_tells_nothing_but_that_it_is_wanted(driver: Driver, client: C
     client.append()
     driver.feed(ev.TimerFired(), after_ns=10 * host_log.REPORT_INTERVAL_NS)
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)]
-    assert driver.last(le.AppendBatch).certificate == b""
+    assert driver.last(ev.AppendBatch).certificate == b""
 
 
 class TestLogOfAStoreWithKeys:
@@ -129,7 +127,7 @@ class TestLogOfAStoreWithKeys:
 
     def test_batch_bears_the_certificate(self, driver: Driver, client: Client) -> None:
         assert driver.all_of(msg.OpenLog) == [msg.OpenLog(2, b"public")]
-        assert driver.last(le.AppendBatch).certificate == b"certificate"
+        assert driver.last(ev.AppendBatch).certificate == b"certificate"
 
     def test_newest_durable_batch_is_told_once_a_second_and_holds_nothing_up(
         self, driver: Driver, client: Client
@@ -137,7 +135,7 @@ class TestLogOfAStoreWithKeys:
         for number in (1, 2, 3):
             client.append()
             client.offer(("b", f"k{number}", b"\x011"))
-        assert self.told(driver) == [0] and driver.last(le.AppendBatch).number == 4
+        assert self.told(driver) == [0] and driver.last(ev.AppendBatch).number == 4
         driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         assert self.told(driver) == [0, 3], "batch 4 is not durable yet"
 
@@ -285,7 +283,7 @@ def test_agent_that_no_complete_epoch_holds_is_not_spoken_to_yet(driver: Driver,
 
 def test_store_that_hangs_admits_no_more(driver: Driver, client: Client) -> None:
     first = client.offer(("a", "k1", b"\x011"))
-    driver.feed(le.LogStatusChanged(driver.last(le.AppendBatch).log, "the disk is full"))
+    driver.feed(ev.LogStatusChanged(driver.last(ev.AppendBatch).log, "the disk is full"))
     again, other = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
     assert client.reason(other) == "the host log cannot be written: the disk is full" and again not in client.answers
     client.append()
@@ -296,9 +294,9 @@ def test_store_that_hangs_admits_no_more(driver: Driver, client: Client) -> None
 
 def test_batch_of_an_earlier_plan_that_hangs_does_not_close_this_one(driver: Driver, client: Client) -> None:
     """Nothing would open it again: no batch of this plan is on its way."""
-    earlier = driver.last(le.AppendBatch).log
+    earlier = driver.last(ev.AppendBatch).log
     log = LogName(earlier.plan - 1, earlier.host, earlier.start)
-    driver.feed(le.LogStatusChanged(log, "the store has not answered"))
+    driver.feed(ev.LogStatusChanged(log, "the store has not answered"))
     request = client.offer(("a", "k1", b"\x011"))
     client.append()
     assert client.answers[request] == [("accepted", 1)]
@@ -356,7 +354,7 @@ def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver
     driver.feed(ev.TurnFailed("a", 1, "ValueError: no", 5))
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload) == ("@shop", b"\x011")
-    assert driver.last(lt.MessageDeadLettered).what == "input"
+    assert driver.last(ev.MessageDeadLettered).what == "input"
     found = driver.core.agents["a"].inputs
     assert found is not None and found.saved().keys[0].is_dead_lettered and found.consumed == 1
     assert client.told(("a", "k1", b"\x011")) == [("repeated", 1)]
@@ -423,20 +421,20 @@ def test_plan_gives_agents_what_they_have_not_consumed_and_sends_clients_away(dr
     assert driver.turns["a"].payload == b"\x011"
     driver.end("a")
     assert driver.turns["a"].payload == b"\x012"
-    driver.feed(le.BatchAppended(old, 3))
+    driver.feed(ev.BatchAppended(old, 3))
     assert client.answers[on_its_way] == [("accepted", 2)], "the outcome of the old log is known now"
     driver.end("a")
     assert "a" not in driver.turns, "and it is not given to the agent twice"
     client.offer(("a", "k4", b"\x014"))
     client.open()
-    assert driver.last(le.AppendBatch).log == LogName(2, "h1", 1)
-    assert driver.last(le.AppendBatch).number == 1 and driver.last(le.AppendBatch).inputs[0].number == 3
+    assert driver.last(ev.AppendBatch).log == LogName(2, "h1", 1)
+    assert driver.last(ev.AppendBatch).number == 1 and driver.last(ev.AppendBatch).inputs[0].number == 3
 
 
 def test_batch_that_met_a_seal_was_not_taken(driver: Driver, client: Client) -> None:
     request, behind = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
-    batch = driver.last(le.AppendBatch)
-    driver.feed(le.LogSealed(batch.log, batch.number))
+    batch = driver.last(ev.AppendBatch)
+    driver.feed(ev.LogSealed(batch.log, batch.number))
     assert client.answers[request] == [("retry", 0)] and client.reason(request) == "the fleet recovers"
     assert client.told(("a", "k3", b"\x013")) == [("retry", 0)]
     assert len(client.batches) == 2, "nothing is written behind a seal, where nobody would find it"

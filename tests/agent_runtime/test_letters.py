@@ -7,8 +7,6 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked
 
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
-from snapline.agent_runtime.host import host_events as lt
 from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.membership import creation_payload
@@ -171,7 +169,7 @@ def test_one_that_fails_again_is_a_new_letter_of_the_same_message(driver: Driver
     newest = agent_of(driver).dead_letters[-1]
     assert (newest.sender, newest.payload, newest.error, newest.attempts) == ("z", b"\x01A", "ValueError: still", 2)
     assert told(driver, "k")[0] == "buried"
-    assert driver.last(lt.MessageDeadLettered).what == "letter"
+    assert driver.last(ev.MessageDeadLettered).what == "letter"
 
 
 def test_a_dropped_letter_is_forgotten_without_a_turn_and_stays_counted(driver: Driver, operator: Operator) -> None:
@@ -196,7 +194,7 @@ def test_numbers_stay_across_recoveries_and_are_not_given_twice(driver: Driver, 
 def test_a_word_takes_effect_once_wherever_a_recovery_cuts(verb: str, driver: Driver, operator: Operator) -> None:
     before = saved(driver)
     operator.settle("k", word(verb, 5))
-    (logged,) = driver.last(le.AppendBatch).inputs
+    (logged,) = driver.last(ev.AppendBatch).inputs
     while_it_runs = saved(driver)
     if verb == RETRY:
         driver.end("a")
@@ -218,7 +216,7 @@ def test_a_word_takes_effect_once_wherever_a_recovery_cuts(verb: str, driver: Dr
 
 def test_a_letter_that_a_recovery_has_made_another_one_is_left_alone(driver: Driver, operator: Operator) -> None:
     operator.settle("k", word(RETRY, 6))
-    (logged,) = driver.last(le.AppendBatch).inputs
+    (logged,) = driver.last(ev.AppendBatch).inputs
     other = DeadLetterRecord("z", b"\x01X", "no", 1, 0)
     restart(driver, with_dead_letters(dead_letters=[*LETTERS[:2], other]), logged)
     assert "a" not in driver.turns and numbers(driver) == [4, 5, 6]
@@ -284,7 +282,7 @@ def test_words_of_an_agent_that_stops_are_no_dead_letters_of_anybody(driver: Dri
 
 def test_a_letter_that_crashes_its_agent_too_often_is_buried_again(driver: Driver, operator: Operator) -> None:
     operator.settle("k", word(RETRY, 4))
-    (logged,) = driver.last(le.AppendBatch).inputs
+    (logged,) = driver.last(ev.AppendBatch).inputs
     driver.fail("a", on_error="recover", retries=0)
     restart(driver, with_dead_letters(), logged)
     assert "a" not in driver.turns and numbers(driver) == [5, 6, 7]

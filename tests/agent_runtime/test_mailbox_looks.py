@@ -13,7 +13,6 @@ from tests.agent_runtime.driving import MS, Driver
 
 from snapline.agent_runtime.durable import DONE, Pause, call_id, reply_payload
 from snapline.agent_runtime.host import durable_turns, local_agent
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, UnmatchedEntries
@@ -122,7 +121,7 @@ class Script:
     def _step(self, _number: int, _other: int) -> None:
         turn = self.driver.core.agents["a"].turn
         if turn is not None and turn.waits is not None and turn.waits.kind == "step":
-            self.driver.feed(de.StepEnded("a", 1, len(turn.journal), DONE, b"r"))
+            self.driver.feed(ev.StepEnded("a", 1, len(turn.journal), DONE, b"r"))
 
     def _later(self, number: int, _other: int) -> None:
         self.driver.feed(ev.TimerFired(), (number % 3) * 100 * MS)
@@ -209,7 +208,7 @@ def test_two_agents_that_can_put_nothing_off_any_more_go_on() -> None:
     for agent, other in (("a", "b"), ("b", "a")):
         driver.end(agent, *[(other, PAYLOADS[1])] * many, pause=Pause(SEED, WAITS[5], None, []))
     for agent in ("a", "b"):
-        driver.feed(de.StepEnded(agent, 1, 0, DONE, b""))
+        driver.feed(ev.StepEnded(agent, 1, 0, DONE, b""))
     for agent in ("a", "b"):
         assert driver.turns[agent].found is not None, f"{agent} waits for the other one, which waits for it"
         driver.end(agent)

@@ -6,7 +6,6 @@ from tests.agent_runtime.test_effects import PROTOCOLS, ask, begun, checkpoint, 
 from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
 
@@ -59,8 +58,8 @@ def test_effect_that_has_its_mark_is_called_though_effects_are_held() -> None:
     driver.feed(msg.LogOpened(1))
     driver.feed(HOLD)
     assert quiesced(driver) == []
-    batch = driver.last(le.AppendBatch)
-    assert runs(driver.feed(le.BatchAppended(batch.log, batch.number)))
+    batch = driver.last(ev.AppendBatch)
+    assert runs(driver.feed(ev.BatchAppended(batch.log, batch.number)))
     end(driver)
     assert quiesced(driver) == [7]
 

@@ -20,9 +20,7 @@ from tests.agent_runtime.test_durable_turns import (
 )
 
 from snapline.agent_runtime.durable import DONE, FAILED, LoggedSteps, Pause, rolled
-from snapline.agent_runtime.host import host_events as de
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as le
 from snapline.agent_runtime.host import host_log
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -50,13 +48,13 @@ def waiting(*entries: JournalEntry) -> Driver:
     return driver
 
 
-def batches(driver: Driver) -> list[le.AppendBatch]:
-    return [each for each in driver.said if isinstance(each, le.AppendBatch)]
+def batches(driver: Driver) -> list[ev.AppendBatch]:
+    return [each for each in driver.said if isinstance(each, ev.AppendBatch)]
 
 
 def appended(driver: Driver) -> None:
     last = batches(driver)[-1]
-    driver.feed(le.BatchAppended(last.log, last.number))
+    driver.feed(ev.BatchAppended(last.log, last.number))
 
 
 def logged(place: int, entry: JournalEntry, *before: JournalEntry, turn: int = 1, agent: str = "a") -> LoggedEntry:
@@ -133,8 +131,8 @@ def test_steps_of_many_turns_share_a_batch_with_inputs() -> None:
     assert "b" in driver.turns
 
 
-def step_ended(agent: str) -> de.StepEnded:
-    return de.StepEnded(agent, 1, 0, DONE, b"r")
+def step_ended(agent: str) -> ev.StepEnded:
+    return ev.StepEnded(agent, 1, 0, DONE, b"r")
 
 
 def test_a_turn_waits_for_all_batches_that_its_entries_need(monkeypatch: Patch) -> None:
@@ -153,7 +151,7 @@ def test_a_sealed_log_lets_nobody_go_on_and_the_next_plan_ends_it() -> None:
     driver.feed(msg.LogOpened(1))
     finish_step(driver)
     last = batches(driver)[-1]
-    driver.feed(le.LogSealed(last.log, last.number))
+    driver.feed(ev.LogSealed(last.log, last.number))
     assert "a" not in driver.turns
     driver.receive_plan(2)
     driver.load(2)
@@ -193,7 +191,7 @@ def test_a_store_without_logs_is_told_of_once_and_steps_go_on() -> None:
 def test_a_failed_step_that_is_run_again_is_in_the_log_twice() -> None:
     driver = waiting()
     driver.feed(msg.LogOpened(1))
-    driver.feed(de.StepEnded("a", 1, 0, FAILED, b"no"))
+    driver.feed(ev.StepEnded("a", 1, 0, FAILED, b"no"))
     appended(driver)
     driver.fail("a", retries=1, is_of_step=True)
     stand(driver)

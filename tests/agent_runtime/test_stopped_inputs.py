@@ -6,7 +6,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked, logged
 from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.durable import call_payload, refusal_of
-from snapline.agent_runtime.host import host_events as lt
+from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
@@ -47,7 +47,7 @@ def test_inputs_of_an_agent_that_stops_before_their_turns_are_dead_letters(proto
     driver.end("a", stops=True)
     assert dead_letters_of(driver) == [("@shop", b"\x01k1"), ("@shop", b"\x01k2")]
     assert "stopped before" in driver.core.agents["a"].dead_letters[0].error
-    buried = [x.payload for x in driver.all_of(lt.MessageDeadLettered)]
+    buried = [x.payload for x in driver.all_of(ev.MessageDeadLettered)]
     assert buried == [b"\x01k1", b"\x01k2"] and driver.core.shared.counts.dead_letters == 2
     assert driver.all_of(msg.RetireAgent) == [], "it stays: its letters are its own"
 

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import snapline
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import RunStep, StepEnded
 from snapline.agent_runtime.host.host_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.membership import creation_payload
 from snapline.agent_runtime.host.turns import Turns
@@ -89,7 +88,7 @@ class Seat:
         self.told = InMemorySpanExporter()
         self.export = SpanExport(share, role="host", name="h1", exporter=self.told)
         self.reported: list[ev.TurnEnded | ev.TurnFailed] = []
-        self.steps: list[StepEnded] = []
+        self.steps: list[ev.StepEnded] = []
         fleet = snapline.Fleet("workers", agents={"a": Worker(Seen())})
         self.turns = Turns(fleet, self._report, print, TracedTurnEnvironment(self.export), step_ended=self.steps.append)
         self.turns.add("a", Worker(Seen()))
@@ -230,7 +229,7 @@ async def test_a_step_of_a_durable_turn_is_below_it(seat: Seat) -> None:
     seat.run(followed(Plan()))
     opened = seat.spans.open["a"]
     with trace.use_span(opened.span):
-        seat.turns.run_step(RunStep("a", 1, 0, "look"))
+        seat.turns.run_step(ev.RunStep("a", 1, 0, "look"))
     while not seat.steps:
         await asyncio.sleep(0)
     (step,) = seat.spans_told()

@@ -8,7 +8,6 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.host.input_service import InputService
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.agent_runtime.message_encoding import encode_message
@@ -69,8 +68,8 @@ class Books:
         return InputOutcome("accepted", len(taken))
 
 
-def make_view(agent: str) -> AgentView:
-    return AgentView(agent, "", 1, "running", "", "", 0, None, 3, 2, 1, (), (("soon", 10**9),), 7, 5, 9, 0, (), ())
+def make_view(agent: str) -> ev.AgentView:
+    return ev.AgentView(agent, "", 1, "running", "", "", 0, None, 3, 2, 1, (), (("soon", 10**9),), 7, 5, 9, 0, (), ())
 
 
 class FakeHost:
@@ -146,23 +145,23 @@ class FakeHost:
             return ev.AskAnswer("unknown", reason=f"agent {agent} knows no input of key {key!r}")
         return ev.AskAnswer("replied", number, encode_message(Taken(number)))
 
-    def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
+    def view(self, agent: str, then: Callable[[ev.AnswerView], None], *, is_settled: bool) -> None:
         self.shown.append((agent, is_settled))
 
         def tell() -> None:
             is_here = agent in self.agents
-            then(AnswerView(1, make_view(agent) if is_here else None, f"agent {agent} is not on host {self.host}"))
+            then(ev.AnswerView(1, make_view(agent) if is_here else None, f"agent {agent} is not on host {self.host}"))
 
         if self.hold_views is None:
             tell()
         else:
             self.hold_views.append(tell)
 
-    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        then(AnswerEffects(1, tuple(self.standing)))
+    def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
+        then(ev.AnswerEffects(1, tuple(self.standing)))
 
-    def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        then(AnswerWaiting(1, tuple([make_view(agent) for agent in self.agents]), 3))
+    def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
+        then(ev.AnswerWaiting(1, tuple([make_view(agent) for agent in self.agents]), 3))
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
         return lambda: RecentTrace(self.host, "1-1.1", wanted.every)

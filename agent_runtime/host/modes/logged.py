@@ -4,22 +4,19 @@ Theory of operation
 -------------------
 The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until the agent's next checkpoint stores it. So a cut of
 checkpoints has its in-transit messages in the store: a checkpoint includes the messages sent before it (protocols.md, section 3). The coordinator
-makes epochs of such cuts. Plans then work as in every fleet, and this mode takes no part in recoveries except for the freeze before one
-(`freeze.py`).
+makes epochs of such cuts. Plans then work as in every fleet, and this mode takes no part in recoveries except for the freeze before one.
 
 Around a message's turn (protocols.md, section 4): before the turn the rule may force a checkpoint, and then merges the message's piggyback. Between
-turns the policy may request a basic checkpoint (`saving.py`), or a round a tentative one (`rounds.py`). The mark of a message is its piggyback.
+turns the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round a tentative one. The mark of a message is its piggyback.
+
+*Freezes.* Before a recovery the coordinator wants a cut of live states. During a freeze no turn starts and nothing leaves an outbox. Each agent that
+has changed since its last checkpoint takes one as soon as its turn ends. If a turn runs for more than a second, or an image cannot be taken, the
+agent counts as failed.
+
+*Rounds* of Koo and Toueg: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round. An agent with a tentative
+checkpoint is blocked, hence held, until the outcome. The agent's own part is `protocols/koo_toueg.py`.
 
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
-
-The freeze before a recovery: the coordinator wants a cut of live states.
-
-During a freeze no turn starts and nothing leaves an outbox. Each agent that has changed since its last checkpoint takes one as soon as its turn ends.
-If a turn runs for more than a second, or an image cannot be taken, the agent counts as failed.
-
-Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round.
-
-An agent with a tentative checkpoint is blocked, hence held, until the outcome. The agent's own part is `protocols/koo_toueg.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +24,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_events as we
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
 from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving, changed
@@ -302,7 +298,7 @@ class LoggedMode:
         rule, piggyback = logged.rule, b""
         if shared.is_watched:
             is_in_turn = logged.admitted or owner.attempts > 0
-            shared.out.append(we.LoggedMessageSent(outlet.sender, outlet.receiver, is_in_turn))
+            shared.out.append(ev.LoggedMessageSent(outlet.sender, outlet.receiver, is_in_turn))
         if rule is not None:
             piggyback = rule.send(shared.ordinals[outlet.receiver])
             shared.counts.piggyback_bytes += len(piggyback)

@@ -1,15 +1,13 @@
-"""Checkpoints of agents of a logged fleet: their times and contents.
+"""Checkpoints of agents of a logged fleet: their times and contents, and the reaction to a store that does not keep up.
 
 A checkpoint is first owed, then taken between two turns. The policy's clock determines when a basic checkpoint is due: it is asked after every change
 of the agent, and at the time that it named itself.
 
 *Deferred* checkpoints: while too much waits for a slow or unavailable store, basic checkpoints are not taken. The agents run on, and each that has
-missed one takes it when the store has caught up. Initial, forced and tentative checkpoints, and those of a freeze, are not deferred.
+missed one takes it when the store has caught up. Initial, forced and tentative checkpoints, and those of a freeze, are not deferred. A full backlog
+pauses the agents (`host/logged_agent.py`).
 
-Reaction to a store that does not keep up: checkpoints are deferred, and a full backlog pauses the agents (`backlog.py`).
-
-Reasons to hold agents of a logged fleet: a freeze, an undecided round, or a full backlog. A held agent takes no turn, and
-nothing leaves its outbox.
+*Held* agents take no turn, and nothing leaves their outboxes. The reasons: a freeze, an undecided round, or a full backlog.
 """
 
 import heapq

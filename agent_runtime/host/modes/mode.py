@@ -3,7 +3,7 @@
 A mode is an object chosen once, when the core is made. The parts call it at the points below in the life of messages, turns and agents, and pass it
 the events that only a mode handles (`handlers`).
 
-Request for an early epoch, for a waiting client or for outputs; sent once for each epoch.
+An epoch may be requested early, for a waiting client or for outputs (`EpochRequest`): once for each epoch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,7 +34,6 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.host_events import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.agent_runtime.message_encoding import encode_message
@@ -163,7 +162,7 @@ class EmbeddedHost(Host):
         self._frames.drop(peer)
         self._driver.closed(peer, error)
 
-    def tell(self, told: ExternalSends) -> None:
+    def tell(self, told: ev.ExternalSends) -> None:
         """Send messages to other agents at once."""
         self._feed(told)
 
@@ -358,7 +357,7 @@ class Member:
         payload = encode_message(message)
         if run is not None and run.handling is not None:
             self.ledger.changed(run.handling)
-        self._host.tell(ExternalSends(self.agent, local.incarnation, ((agent, payload),)))
+        self._host.tell(ev.ExternalSends(self.agent, local.incarnation, ((agent, payload),)))
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
