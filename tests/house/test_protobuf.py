@@ -13,8 +13,6 @@ INSIDE = {
     "channels/grpc_link.py",
     "messages/wire.py",
     "messages/client_wire.py",
-    "messages/client_wire.py",
-    "messages/wire.py",
     "coordinator/raft/messages.py",
     "coordinator/raft/raft_streams.py",
     "coordinator/service/users_servicer.py",

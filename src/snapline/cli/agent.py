@@ -1,9 +1,4 @@
-"""`snapline agent …`: placement and state of agents, their inputs, and the dead letters that no turn could handle.
-
-`snapline agent dead-letters retry` and `drop`: operator commands for messages that no turn could handle.
-
-`snapline agent state` and `snapline agent describe`: state and status of an agent.
-"""
+"""`snapline agent …`: placement, state and status of agents, their inputs, and operator commands for the dead letters that no turn could handle."""
 
 import os
 import sys

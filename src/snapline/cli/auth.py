@@ -1,9 +1,4 @@
-"""`snapline auth …`: make the certificates of a fleet (docs/security.md).
-
-`snapline auth token …`: tokens of people (docs/security.md).
-
-`snapline audit`: operator requests to the fleet (docs/security.md).
-"""
+"""`snapline auth …` and `snapline audit`: certificates of a fleet, tokens of people, and the log of operator requests (docs/security.md)."""
 
 import asyncio
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place; see docs/chaos.md.
+"""`snapline chaos …`: the simulator's faults on real processes; see docs/chaos.md.
 
-Place of the processes of `snapline chaos`: this machine, or a place of `snapline up --on`, with the same options.
+The processes run on this machine or at a place of `snapline up --on`, with the same options.
 """
 
 import asyncio

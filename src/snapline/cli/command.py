@@ -1,13 +1,9 @@
-"""Wrapper of every command: groups of shared options, and the translation of errors for the user.
+"""Commands: their wrapper, the groups of options that several of them share, and their calls to a fleet.
 
 A command may take a dataclass such as `Connection` as a parameter. Its fields become options of the command, and the command gets the
 filled dataclass. So options shared by many commands are defined once.
 
 The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md); it prints a traceback only on request.
-
-Groups of options that several commands share; `cli/command.py` turns them into parameters.
-
-One call to a coordinator or to agents, for synchronous commands.
 """
 
 import asyncio
@@ -354,13 +350,11 @@ class Connection(SecurityOptions):
 
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
         """Make one call, which the caller limits by `timeout`; raises like `remote.ask`."""
-        pass
 
         return ask(self.address(), self.security(), call)
 
     def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
         """Make one call to the fleet's agents, which the caller limits by `timeout`."""
-        pass
 
         return call_agents(self.address(), self.security(), call)
 

@@ -1,7 +1,4 @@
-"""`snapline doctor`: checks this machine, a store and a fleet; each finding is a sentence with the next step.
-
-`snapline version`.
-"""
+"""`snapline doctor` and `snapline version`: check this machine, a store and a fleet; each finding is a sentence with the next step."""
 
 import shutil
 import statistics

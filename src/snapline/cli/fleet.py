@@ -1,6 +1,7 @@
-"""`snapline fleet check`: check that a fleet definition can run. Nothing is started.
+"""Fleet definitions: `snapline fleet check`, and the loading of MODULE:FLEET for all commands.
 
-Loads MODULE:FLEET from the command line, with a clear error message for everything that can be wrong with it.
+`fleet check` checks that a definition can run; it starts nothing. Loading has a clear error message for everything that can be wrong with a
+reference.
 """
 
 import importlib.util

@@ -1,8 +1,7 @@
-"""`snapline host …`: queries and commands for single hosts, and `host run`, which is in `processes.py`.
+"""`snapline host …`, `scale` and `restart`: queries and commands for single hosts, and for all hosts of a running fleet.
 
-`snapline scale` and `snapline restart`: change a running fleet's number of hosts, or restart it.
-
-Moves agents and restarts hosts, and waits for the result; shared by commands with several steps.
+Commands with several steps move agents or restart processes, and poll the fleet's status until each step has its result.
+`host run` is in `processes.py`.
 """
 
 import asyncio

@@ -1,7 +1,5 @@
 """`snapline logs`: output of all processes of a fleet, by time.
 
-Log entries of processes: read from lines, and merged by time. Pure: no file is opened here.
-
 An entry begins with a line that has a time: text in our log format, or a JSON object with a `time`. Lines without a time, such as those of a
 traceback, belong to the entry before them.
 
@@ -9,7 +7,8 @@ The order of a process's lines is more reliable than its clock: clocks can be se
 *order* is the latest time seen so far in its process. As the order never decreases, merging needs only one entry of each process in memory, and
 gives the same result as a stable sort. The limit: after a clock is set back by an hour, all entries of that hour get the earlier time.
 
-The log files of one folder: finds them, and reads their lines from the oldest to the newest, also while they grow.
+Reading lines and merging entries is pure. `ProcessLog` opens the files of one process and reads them from the oldest to the newest, also while
+they grow.
 """
 
 import heapq

@@ -1,8 +1,7 @@
-"""The command line: `snapline NOUN VERB`; see docs/cli.md.
+"""The command line: `snapline NOUN VERB`, and the table of its commands and groups; see docs/cli.md.
 
-A command is imported when it is called, and heavy libraries (gRPC, NumPy, the store) inside commands, so that `snapline --help` is fast.
-
-Top-level commands and command groups, each in its own module. A process only imports its own command, so that it starts quickly.
+A process imports only the module of its own command, and a command imports heavy libraries (gRPC, NumPy, the store) inside its functions. So
+`snapline --help` and every command start quickly.
 """
 
 import functools
@@ -23,6 +22,7 @@ class CommandGroup(NamedTuple):
     module: str
     says: str
     is_hidden: bool = False
+    app: str = "app"
 
 
 COMMANDS = {
@@ -31,21 +31,19 @@ COMMANDS = {
     "up": CommandGroup("up", "Take a fleet up, and leave it running."),
     "down": CommandGroup("up", "Take a fleet down that `snapline up` has taken up."),
     "doctor": CommandGroup("doctor", "Look whether this machine, a store and a fleet are as they should be."),
-    "scale": CommandGroup("scale", "Give a fleet that runs more hosts, or fewer."),
-    "restart": CommandGroup("scale", "Start every process of a fleet anew, one after the other, while it runs."),
-    "keep": CommandGroup(
-        "up_background", "Keep the fleet of this folder: what `snapline up` starts in the background.", True
-    ),
-    "unit": CommandGroup("unit", "Print a unit for systemd that starts a coordinator or a host."),
+    "scale": CommandGroup("hosts", "Give a fleet that runs more hosts, or fewer."),
+    "restart": CommandGroup("hosts", "Start every process of a fleet anew, one after the other, while it runs."),
+    "keep": CommandGroup("up", "Keep the fleet of this folder: what `snapline up` starts in the background.", True),
+    "unit": CommandGroup("processes", "Print a unit for systemd that starts a coordinator or a host."),
     "status": CommandGroup("status", "Show phase, hosts and epochs of the fleet."),
-    "top": CommandGroup("top", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
+    "top": CommandGroup("status", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
     "logs": CommandGroup("logs", "Print what all processes of a fleet have printed, by time, oldest first."),
     "audit": CommandGroup(
-        "audit", "Show what operators and admins have asked of the fleet to change it, and what they were refused."
+        "auth", "Show what operators and admins have asked of the fleet to change it, and what they were refused."
     ),
     "advise": CommandGroup("advise", "Say which protocol and interval suit the fleet, and why."),
     "analyze": CommandGroup("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
-    "version": CommandGroup("version", "Print the version."),
+    "version": CommandGroup("doctor", "Print the version."),
 }
 """Top-level commands; each is a function of that name in its module."""
 
@@ -58,11 +56,11 @@ GROUPS = {
         "agent", "Agents: where they live, what they hold, inputs for them, letters they could not take."
     ),
     "auth": CommandGroup("auth", "Certificates and tokens: who may do what in a fleet."),
-    "config": CommandGroup("configuration", "Settings: what they are, and where they come from."),
+    "config": CommandGroup("settings", "Settings: what they are, and where they come from."),
     "coordinator": CommandGroup("coordinator", "The process that decides, and its replicas."),
     "host": CommandGroup("hosts", "The processes that run agents."),
     "output": CommandGroup("outputs", "What agents have given to the outside."),
-    "effect": CommandGroup("effects", "What agents have done outside."),
+    "effect": CommandGroup("outputs", "What agents have done outside.", app="effects_app"),
     "gateway": CommandGroup("gateway", "A fleet behind HTTP."),
     "ui": CommandGroup("ui", "The fleet in a browser."),
     "health": CommandGroup("health", "Ask a host or a coordinator that was started with --health."),
@@ -71,7 +69,7 @@ GROUPS = {
         "chaos", "Carry the simulator's faults out on real processes, and judge them by their store."
     ),
 }
-"""Command groups; the `app` of a group's module has its commands."""
+"""Command groups; `app` of a group's module has its commands."""
 
 
 def app_of(first: str) -> typer.Typer:
@@ -81,7 +79,7 @@ def app_of(first: str) -> typer.Typer:
     group = GROUPS.get(first) or COMMANDS[first]
     module = import_module(f"snapline.cli.{group.module}")
     if first in GROUPS:
-        app.add_typer(module.app, name=first, help=group.says)
+        app.add_typer(getattr(module, group.app), name=first, help=group.says)
     else:
         app.command(first, hidden=group.is_hidden)(getattr(module, first))
     return app

@@ -1,7 +1,4 @@
-"""`snapline output …`: outputs of agents, and the position of each consumer.
-
-`snapline effect …`: external effects of agents, and their outcomes.
-"""
+"""`snapline output …` and `snapline effect …`: outputs of agents and the positions of their consumers; external effects and their outcomes."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,6 @@
-"""`snapline recovery …`: the recovery line, and past recoveries of the fleet.
+"""`snapline recovery …`: the recovery line, reports of past recoveries, and the return to a snapshot on purpose.
 
-`snapline recovery report`: report of one recovery.
-
-`snapline recovery restore`: restore the fleet to a snapshot on purpose. The command first shows what is undone.
+`recovery restore` first shows what is undone.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""Settings and their origin. The precedence of each setting is: flag, environment, snapline.toml, default.
+"""Settings and their origin, and `snapline config …`, which shows them for `up`, `down` and `status`.
+
+The precedence of each setting is: flag, environment, snapline.toml, default.
 
     [up]                        settings for all contexts
     on = "ray"
@@ -9,8 +11,6 @@
 
 The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. Environment variables are SNAPLINE_ON, SNAPLINE_HOSTS …
 The context comes from --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml.
-
-`snapline config …`: the settings of `up`, `down` and `status`, and their origins.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""`snapline sim run`, `replay` and `report`: single runs and their folders.
+"""`snapline sim run`, `replay`, `report` and `shrink`: single runs and their folders.
 
-`snapline sim shrink`: makes a failing run smaller, and writes files for a bug report.
+`shrink` makes a failing run smaller, and writes files for a bug report.
 """
 
 import time

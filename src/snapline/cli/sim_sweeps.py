@@ -1,11 +1,7 @@
-"""`snapline sim sweep` and `coverage`: many runs, and their summary.
+"""`snapline sim sweep` and `coverage`: many runs, their summary, and the probes and failpoints that they pass.
 
-Text output of a sweep: one screen of it, or everything.
-
-Counts of `snapline sim coverage`: probes, and failpoints of the product's code that a run passes.
-
-A run counts probes by itself, but passes of failpoints (`failpoints.py`) only matter to it if a fault is armed there. So each run's hook is
-wrapped by one that counts. The counts are returned among the probes, under a prefix that no probe has.
+A run counts probes by itself, but passes of failpoints (`failpoints.py`) only matter to it if a fault is armed there. So for `coverage` each
+run's hook is wrapped by one that counts. The counts are returned among the probes, under a prefix that no probe has.
 """
 
 import json
@@ -485,7 +481,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
     """Build the document of all runs' hits."""
-    from snapline.sim.faults.points import FAILPOINTS
+    from snapline.sim.faults.fault_kinds import FAILPOINTS
     from snapline.sim.oracles.probes import CATALOGUE
 
     points = {name.removeprefix(POINT): passes for name, passes in hits.items() if name.startswith(POINT)}

@@ -1,10 +1,7 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_retention.py` keeps and deletes them.
+"""`snapline snapshot …`: take, list, show and verify snapshots, and the outcomes and durations of the last epochs.
 
-`snapline snapshot history`: outcomes of the last epochs, and their durations.
-
-Documents about the snapshots of a store, read without a coordinator and without the fleet's classes.
-
-The coordinator uses the same code for its documents, so both have the same fields.
+`snapshot_retention.py` keeps and deletes snapshots. Documents about the snapshots of a store need neither a coordinator nor the fleet's
+classes; the coordinator makes its documents with the same code, so both have the same fields.
 """
 
 import contextlib

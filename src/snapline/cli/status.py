@@ -1,7 +1,4 @@
-"""`snapline status`: the coordinator's current view of the fleet.
-
-`snapline top`: the fleet in a terminal, live.
-"""
+"""`snapline status` and `snapline top`: the coordinator's current view of the fleet, printed once or live in the terminal."""
 
 import asyncio
 import contextlib

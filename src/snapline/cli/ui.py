@@ -1,11 +1,7 @@
-"""`snapline ui …`: the fleet in a browser.
+"""`snapline ui …` and `--ui`: the fleet in a browser, or in one file for users without access to the fleet.
 
-`snapline ui export`: writes the view to one file, for users without access to the fleet.
-
-`--ui`: the view next to a fleet that a command runs, for as long as it runs.
-
-The view is a separate process with a lower CPU priority than the fleet, and nothing waits for it. If it does not start, or dies, the
-command prints a warning and the fleet continues.
+`--ui` runs the view next to a fleet for as long as a command runs that fleet. The view is a separate process with a lower CPU priority than
+the fleet, and nothing waits for it. If it does not start, or dies, the command prints a warning and the fleet continues.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""`snapline up` and `snapline down`: a fleet that outlives the command, on this machine, a Ray cluster, or other machines.
+"""`snapline up` and `snapline down`: a fleet that outlives the command, on this machine, a Ray cluster, other machines or in containers.
 
-`snapline up` and `down` for fleets on other machines or in containers, and the local background process that supervises them.
+For other machines and containers, a local background process (`snapline keep`) supervises the fleet.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """`snapline.Client`: the API for external programs to talk to a fleet's agents. The adapter of `core.py`.
 
-It holds the payloads and the waiting programs; the core decides which host to ask, and when.
-
-Addresses and certificates of a client's connections.
+It holds the payloads, the waiting programs, and the addresses and certificates of its connections; the core decides which host to ask, and
+when.
 """
 
 import asyncio

@@ -30,16 +30,14 @@ jitter from the client's seed, so that clients of a lost host do not all return 
 
 Sends that arrive while requests are in flight are batched into the next request to their host; no other send waits for a batch to fill.
 
+Answers. An ask waits for the answer to an accepted input (`OpenAsks`). The host that owns the agent reports the outcome of an input once it
+may be released. Until then the client repeats its request to that host: after "retry", after a call without an answer, and after a long
+call. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends, at its deadline at the latest.
+
 The caller's duties:
 1. Carry out commands in order. Answer each request exactly once and within its limit.
 2. Feed TimerFired at `wakeup_ns` or later.
 3. Offer a send with the same key and the same payload in every request.
-
-The part of a client's core that waits for answers to accepted inputs.
-
-The host that owns an agent reports the outcome of an input once it may be released. Until then the client repeats its request to that
-host: after "retry", after a call without an answer, and after a long call. A request for an answer changes nothing, so it may be
-repeated at any time. Every ask ends, at its deadline at the latest.
 """
 
 import heapq

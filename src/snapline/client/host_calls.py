@@ -1,12 +1,10 @@
-"""Requests to hosts: one connection to each, and the meaning of a failed call for its inputs.
+"""Calls of a client to hosts: one connection to each, requests, and questions about one agent.
 
 A host processes a request when it has received the last message of its stream. So a call that failed before the connection was made, or before
 that message was written, has certainly changed nothing; after that, its outcome is unknown.
 
 Most requests are a single message and use a unary call, which is the same on the wire. If writing to a stream fails because the host
 has ended the call, gRPC no longer reports why (`tests/access/world.py` calls it unheard).
-
-Questions of a client about one agent: selection of a host that can answer, and retries until one has.
 
 Only the agent's owner knows its live state and its description. Any host can read a saved state, but the owner is asked first, since its
 cache is warm; other hosts are asked while the owner is lost. Questions change nothing, so failed ones are repeated until the time limit.

@@ -1,7 +1,4 @@
-"""Outcome of a send or an ask for the program: a receipt, a reply or an error.
-
-Validation of inputs and time-outs from a program.
-"""
+"""Inputs of a program, validated with their time-outs, and the outcome of a send or an ask: a receipt, a reply or an error."""
 
 import secrets
 import sys

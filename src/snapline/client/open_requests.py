@@ -1,10 +1,7 @@
-"""Open inputs of a client, up to a limit and in the order of the calls, each with the program that waits for its receipt.
+"""Open sends and asks of a client, each with the future of the program that waits for its outcome.
 
-Waiting sends of a client: the input of each, and the future of the waiting program.
-
-Programs that wait for answers: the client's record of each, and the limit on their number.
-
-A client's requests: each is carried out and always returns one event for the core.
+Sends wait up to a limit and in the order of the calls; the number of asks is limited, too. `Requests` carries out the core's requests: each
+returns exactly one event for the core.
 """
 
 import asyncio

@@ -1,10 +1,9 @@
-"""Operator commands on dead letters: selection of the dead letters, the commands, and the outcome of each.
+"""Operator commands on dead letters and effects: selection of their targets, the commands, and the outcome of each.
 
-A command names a dead letter by number and identity, so it never affects another one. It may be repeated, since a settled dead letter is
+A command on a dead letter names it by number and identity, so it never affects another one. It may be repeated, since a settled dead letter is
 gone. One request carries all commands of a call to the agent's owner; it is repeated with the same keys until each has an outcome.
 
-Operator commands on effects that are in doubt or have ended: selection of the effect, the command, and its outcome. Also the state of
-open effects.
+Commands on effects are for effects that are in doubt or have ended. The state of open effects is here, too.
 """
 
 import asyncio

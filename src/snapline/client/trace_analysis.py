@@ -1,8 +1,7 @@
 """Cost of a failure in a trace or a running fleet, as objects for scripts and notebooks.
 
-The results equal those of `snapline analyze` and `snapline recovery line`; notebooks render them with `_repr_html_`.
-
-Trace files written by hosts or in the same format (docs/protocols.md): a single file, or a folder of them.
+A trace is a file written by a host or in the same format (docs/protocols.md), or a folder of such files. The results equal those of
+`snapline analyze` and `snapline recovery line`; notebooks render them with `_repr_html_`.
 """
 
 import contextlib

@@ -1,12 +1,8 @@
-"""HTTP server for external users and programs: access, listening address, and shutdown.
+"""HTTP server for external users and programs: access, listening address, limits on connections, and shutdown.
 
-Limits on external connections: time to complete a request, time to read the answer, and their number.
-
-uvicorn waits forever for the rest of a request, and for a client that does not read the answer. This module closes a connection whose request is
-never completed, or whose answer is not read. If too many are open, it closes the one that has waited longest for the end of its request, so silent
+uvicorn waits forever for the rest of a request, and for a client that does not read the answer. `BoundedConnection` closes a connection whose request
+is never completed, or whose answer is not read. If too many are open, it closes the one that has waited longest for the end of its request, so silent
 connections lock nobody out.
-
-Browser headers of a request: the machine that it addresses, and the site of the page that made it.
 
 Pages of other web sites must not act or read through a user's browser. If such a page points its name at 127.0.0.1 (DNS rebinding), the
 `Host` header shows that name. All other requests are recognized by `Sec-Fetch-Site` and `Origin`, which a page cannot forge in a

@@ -1,12 +1,9 @@
-"""Operator commands to an agent about its dead letters. Each command is one input, recognized only by its payload.
+"""Operator commands to an agent about its dead letters and effects. Each command is one input, recognized only by its payload.
 
 A command is logged, numbered, consumed in its turn and recovered like every input. No message type has an empty name, so a
 message cannot be mistaken for a command.
 
-Operator commands to an agent about its effects. Each command is one input, recognized only by its payload; it is logged, numbered and recovered
-like every input.
-
-If the agent waits for the effect, a command gives its result or declares that it was not done; the waiting turn consumes the command. If the
+If the agent waits for an effect, a command gives the effect's result or declares that it was not done; the waiting turn consumes the command. If the
 effect has ended, a command requests a retry or an undo; it has its own turn, like a command about a dead letter.
 """
 

@@ -1,10 +1,8 @@
-"""Client requests to a host, and its answers: inputs for its agents, and the outcome of each.
+"""Requests of clients to a host, and its answers: inputs for its agents with the outcome of each, and questions about agents.
 
-Names are those of `inputs.proto`; `input_wire.py` encodes them. A request holds at most `INPUTS_MAX` inputs, and their payloads
+Names are those of `inputs.proto`; `client_wire.py` encodes everything here. A request holds at most `INPUTS_MAX` inputs, and their payloads
 together are no larger than one message between agents. Therefore the cost of a request is bounded, and a client with more inputs
 makes several requests.
-
-Questions to a host about one agent or all its agents, and the answers; `view_wire.py` encodes them.
 """
 
 from typing import Annotated

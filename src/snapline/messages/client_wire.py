@@ -1,9 +1,9 @@
-"""Client requests to a host, as bytes. A request is one stream of messages of about 1 MiB; a larger input is split into parts.
+"""Inputs for a host and questions to it, as bytes.
 
-A reader counts the inputs of a request before building it. The cost is bounded: `INPUTS_MAX` inputs, whose payloads together are no
-larger than one message between agents.
+A request with inputs is one stream of messages of about 1 MiB; a larger input is split into parts. A reader counts the inputs of a request
+before building it. The cost is bounded: `INPUTS_MAX` inputs, whose payloads together are no larger than one message between agents.
 
-Questions to a host about one agent, and its answers, as bytes: a JSON document is split into parts of 1 MiB.
+The answer to a question about an agent is a JSON document, also split into parts of 1 MiB.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,12 +1,9 @@
 """The coordinator's client for tools: its unary calls, with structs instead of protobuf and snapline's own errors.
 
-Hosts hold an `Attend` stream instead (`agent_runtime/`).
-
-Choice of the next coordinator replica to ask: pure, for tools and hosts alike.
-
-A replica that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded port,
-another network, an internal name), while the configured address of the leader is reachable. So the named address is asked first. If it does
-not answer, the configured addresses are asked in turn, and the named address is skipped until each of them was asked.
+Hosts hold an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` is pure, and both use it to choose the next replica to ask. A replica
+that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded port, another network, an
+internal name), while the configured address of the leader is reachable. So the named address is asked first. If it does not answer, the
+configured addresses are asked in turn, and the named address is skipped until each of them was asked.
 """
 
 import asyncio

@@ -1,12 +1,6 @@
 """Messages between hosts and the coordinator, as structs. The comments in `coordinator.proto` explain the fields.
 
 The codec maps structs and fields by name, so their names are those of `coordinator.proto`.
-
-Hosts that a host reports as unreached in its heartbeats.
-
-Turns during which a host's process died: as hosts, launchers and the coordinator report them to each other.
-
-Messages between the coordinator and hosts before a planned end or move of the fleet, a host or agents; see also `host_messages.py`.
 """
 
 import msgspec

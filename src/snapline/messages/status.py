@@ -1,9 +1,8 @@
-"""Status of a fleet, as the coordinator reports it to tools; names are those of `coordinator.proto`.
+"""Status of a fleet and its concerns, as the coordinator reports them to tools; names are those of `coordinator.proto`.
 
-Concerns: conditions that need attention, such as a wait or a missing resource, with their age and remedy.
-
-The leader derives them (`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`.
-`tests/deploy/test_alerts.py` fails if a kind is missing in docs/cli.md, in the alerts or in the runbook.
+A concern is a condition that needs attention, such as a wait or a missing resource, with its age and remedy. The leader derives concerns
+(`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`. `tests/deploy/test_alerts.py` fails
+if a kind is missing in docs/cli.md, in the alerts or in the runbook.
 """
 
 import msgspec

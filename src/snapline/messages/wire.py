@@ -1,6 +1,4 @@
-"""Wire format of messages between hosts, tools and the coordinator.
-
-Structs to protobuf messages and back, by field name.
+"""Wire format of messages between hosts, tools and the coordinator: structs to protobuf messages and back, by field name.
 
 The cores handle msgspec structs; protobuf is used only on the wire and in the log. A struct and its message have the same field names.
 A scalar is copied, a tuple becomes a repeated field, a dict a map (decoded in sorted order), a struct a nested message, and None

@@ -8,25 +8,20 @@ gRPC would read and parse a whole request before any check, and a request of 16 
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard checks, then
 reads one request, compares its size with the limit in the table, and only then parses it. A stream whose handler does not
 read receives no more than one flow-control window. Handlers bound the streams of hosts and replicas: the first message is
-small (`FIRST_BYTES_MAX`), and each caller has at most one stream without its first message (`RpcGuard.first_message`). Unread
-responses are bounded for each caller (`response_limits.py`).
+small (`FIRST_BYTES_MAX`), and each caller has at most one stream without its first message (`RpcGuard.first_message`).
 
-A user may send a token (`tokens.py`) with a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
+Unread responses are bounded for each caller (`ResponseLimits`), since gRPC keeps every response until its caller has room for it. A caller
+that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open.
+
+A user may send a token with a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
 requires a certificate from every client or from none. Then the token alone identifies the caller; an invalid token identifies nobody. Calls of
 operators and admins that change something are logged before they run (`People.record`).
 
-Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
-
-Limits on unread responses of each caller, since gRPC keeps every response until its caller has room for it.
-
-A caller that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open. This module does no I/O.
-
-Bearer tokens: credentials of a user, instead of a certificate.
-
 A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
-random tokens do not. A stolen digest does not reveal the token.
+random tokens do not. A stolen digest does not reveal the token. On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside
+TLS: gRPC refuses to send it otherwise.
 
-On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside TLS: gRPC refuses to send it otherwise.
+Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
 """
 
 import asyncio

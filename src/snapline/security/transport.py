@@ -1,4 +1,4 @@
-"""Transport security: loopback plaintext, mutual TLS, or plaintext because the user insists.
+"""Transport security: loopback plaintext, mutual TLS, or plaintext because the user insists; and the diagnosis of failed connections.
 
 With mutual TLS every process has a certificate of one authority. The certificate names the process twice. A server reads the
 SPIFFE URI `spiffe://DOMAIN/host/h3` and compares it with the client's claimed identity. A client requires the DNS name
@@ -12,12 +12,10 @@ authority, put both authorities into the file, replace the certificates, then re
 
 G9 relies on host generations and incarnations, not on certificates, which identify the host but not its run.
 
-Diagnosis of failed connections: certificates and TLS of two processes. gRPC reports only that the peer could not be reached.
-
-If a server rejects our certificate under TLS 1.3, the handshake succeeds on our side and the server then closes the connection: gRPC reports
-that like a server crash. So a process that could not connect makes a TLS handshake of its own with the same files. The result shows which side
-rejected the other. It does not depend on the wording of gRPC's errors, and neither a closed port nor a proxy without a server counts as
-a rejection.
+Diagnosis. gRPC reports only that the peer could not be reached. If a server rejects our certificate under TLS 1.3, the handshake succeeds on
+our side and the server then closes the connection: gRPC reports that like a server crash. So a process that could not connect makes a TLS
+handshake of its own with the same files. The result shows which side rejected the other. It does not depend on the wording of gRPC's errors, and
+neither a closed port nor a proxy without a server counts as a rejection.
 """
 
 import asyncio

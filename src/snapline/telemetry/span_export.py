@@ -8,10 +8,9 @@ a thread in every forked child, which captures by fork must not have.
 Two providers share the queue. Ours takes every span: sampling was decided when the request came in. The other one is for libraries that
 handlers use, if the program has set no provider: it exports their spans within traced turns only.
 
-Cheap span for traced turns: the span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds.
-
-A `QuickSpan` only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add
-attributes and events as usual. OpenTelemetry's limits do not apply to it, so `ATTRIBUTES_MAX` limits both.
+The span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds. So a traced turn has a `QuickSpan`, which
+only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add attributes and
+events as usual. OpenTelemetry's limits do not apply to it, so `ATTRIBUTES_MAX` limits both.
 """
 
 import logging

@@ -1,9 +1,7 @@
-"""Options for exporting spans to OpenTelemetry, and the share of traced requests.
+"""Options for exporting spans to OpenTelemetry, the share of traced requests, and the ids of the spans of epochs and recoveries.
 
 Nothing here imports OpenTelemetry: modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's own
 environment variables set the destination of spans, and the service name.
-
-Ids of the spans of epochs and recoveries.
 
 Several processes report parts of an epoch or of a recovery, which form one trace. The ids are derived from the store and the number, so
 processes need not exchange them.
