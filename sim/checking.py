@@ -25,7 +25,7 @@ from snapline.agent_runtime.fleet import Fleet, load_fleet
 from snapline.errors import UsageError
 from snapline.protocols.policy import Adaptive, Every, EveryMessages
 from snapline.sim.choices import Choices, RandomChoices
-from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.faults.fault_kinds import duration_ns, format_duration
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (

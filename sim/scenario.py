@@ -18,9 +18,12 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.protocols.names import PROTOCOLS, is_autonomous
-from snapline.sim.faults.durations import Duration, OptionalDuration, duration_ns, format_duration
 from snapline.sim.faults.fault_kinds import (
+    FAILPOINTS,
+    REAL_FAILPOINT_PREFIXES,
+    REAL_FAILPOINTS,
     REFUSED_FAULT_KINDS,
+    WORLD_FAILPOINTS,
     CaptureFault,
     ClockFault,
     ClogFault,
@@ -28,18 +31,21 @@ from snapline.sim.faults.fault_kinds import (
     CrashFault,
     DelayFault,
     DiskFault,
+    Duration,
     HangFault,
     HoldFault,
     LossFault,
     MembershipFault,
+    OptionalDuration,
     PartitionFault,
     PauseFault,
     ResetFault,
     SlowFault,
     SwizzleFault,
     Word,
+    duration_ns,
+    format_duration,
 )
-from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.toml_text import format_toml, readable, shown
 from snapline.sim.world.product_patches import LIMITS
 from snapline.storage.retention.epoch_retention import parse_policy

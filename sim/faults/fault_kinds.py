@@ -6,15 +6,21 @@ lists the failpoints.
 
 A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are refused rather
 than accepted without effect.
+
+Durations as text with a unit: "250us", "1ms", "1.5s".
+
+Failpoints in the code: points that the simulated world passes, and points that only real processes pass.
 """
 
 import json
+import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Annotated, Literal
 
 import msgspec
 
-from snapline.sim.faults.durations import Duration, OptionalDuration, SignedDuration, duration_ns
+from snapline.errors import UsageError
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_DECIDING,
@@ -25,6 +31,42 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     HangingCall,
 )
+
+_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+
+_NUMBER = r"[0-9]{1,12}(\.[0-9]{1,9})?(ns|us|ms|s|m|h)"
+
+_DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
+
+Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
+
+OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
+"""Optional duration; the key documents the meaning of ""."""
+
+SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
+
+
+def duration_ns(text: str) -> int:
+    """Return a duration such as "250us", "1ms", "1.5s" or "-3m" in nanoseconds; "" is 0.
+
+    Raises:
+        UsageError: the text is not a duration.
+    """
+    if not text:
+        return 0
+    parts = _DURATION.fullmatch(text)
+    if parts is None:
+        raise UsageError(f"{text!r} is not a duration: write 250us, 1ms, 1.5s or 3m")
+    return int(Decimal(parts[1]) * _UNITS_NS[parts[2]])
+
+
+def format_duration(ns: int) -> str:
+    """Return the shortest whole number with a unit; the inverse of `duration_ns`."""
+    for unit in ("h", "m", "s", "ms", "us"):
+        if ns and ns % _UNITS_NS[unit] == 0:
+            return f"{ns // _UNITS_NS[unit]}{unit}"
+    return f"{ns}ns" if ns else "0s"
+
 
 Hit = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PerMille = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -431,3 +473,75 @@ REFUSED_FAULT_KINDS = {
     "jump": "a clock jumps when a skew begins: use clock",
     "move": "agents move when a host leaves or joins: use membership",
 }
+
+
+def _write_once(*points: str) -> tuple[str, ...]:
+    steps = ("opened", "written", "synced", "linked", "durable")
+    return tuple(f"{point}.{step}" for point in points for step in steps)
+
+
+FAILPOINTS: tuple[str, ...] = (
+    "store.create.directories",
+    "store.pack.directory",
+    "store.checkpoints.directory",
+    "store.chunks.directory",
+    *_write_once("store.identity", "store.probe", "store.pack", "store.chunks", "store.checkpoints"),
+    *_write_once("store.manifest", "store.held", "store.ref", "store.generation"),
+    "store.log.batch.directory",
+    "store.log.batch.deleted",
+    "store.log.seal.directory",
+    "store.log.seal.listed",
+    "store.log.seal.closed",
+    "store.log.read.found",
+    *_write_once("store.log.batch", "store.log.seal", "store.log.mark"),
+    "store.intent.created",
+    "store.intent.unheld",
+    "store.compact.packs",
+    "store.compact.generation",
+    "store.checkpoints.deleted",
+    "store.delete.ref",
+    "store.delete.manifest",
+    "store.delete.packs",
+    "store.sweep.manifests",
+    "coordinator.epoch.checked",
+    "coordinator.epoch.stored",
+    "coordinator.epoch.completed",
+    "coordinator.epoch.published",
+    "coordinator.line.written",
+    "store.outputs.directory",
+    *_write_once("store.outputs.release"),
+)
+"""Failpoints of the product's code that the simulated world passes. A test compares them with the code."""
+
+REAL_FAILPOINTS = (
+    "coordinator.serving",
+    "link.write",
+    "raft.journal.created",
+    "raft.journal.deleted",
+    "raft.journal.written",
+    "raft.journal.committed",
+)
+
+REAL_FAILPOINT_PREFIXES = (
+    "raft.",
+    "coordinator.service.backup.",
+    "conformance.",
+    "store.compact.retired",
+    "store.copy.",
+    "store.fork.",
+    "coordinator.fork.",
+    "store.keys.",
+    "store.log.deletions.",
+    "store.mark.",
+    "store.outputs.consumer",
+    "store.outputs.deleted",
+    "store.outputs.part",
+    "store.outputs.read.",
+    "store.pin.",
+    "store.shelf.",
+)
+"""Prefixes of failpoints that are not drawn. Most are passed only by real processes. The world has no gRPC, pysyncobj, backup files or named
+consumers, no releases of more than one part, and no pins, tags, copies, forks or encryption. Its runs also end long before a replaced
+generation (an hour) or an output (a week) expires. `tests/storage` crashes at these points."""
+
+WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -11,7 +11,6 @@ from functools import partial
 
 from snapline.errors import UsageError
 from snapline.sim.faults.conditions import Condition, Conditions, Part
-from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.executor import Executor, FailpointAction, HangingCall
 from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
@@ -34,6 +33,7 @@ from snapline.sim.faults.fault_kinds import (
     SlowFault,
     SwizzleFault,
     Word,
+    duration_ns,
 )
 from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
 from snapline.sim.result import ExecutedFault

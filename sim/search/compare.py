@@ -32,8 +32,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.choices import stream_of
-from snapline.sim.faults.durations import duration_ns, format_duration
-from snapline.sim.faults.fault_kinds import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault, duration_ns, format_duration
 from snapline.sim.result import Result
 from snapline.sim.scenario import FaultPart, Scenario, TriggerPart
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, run_tasks

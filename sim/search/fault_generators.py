@@ -9,7 +9,6 @@ from typing import Literal, TypeVar
 import msgspec
 
 from snapline.sim.choices import Choices
-from snapline.sim.faults.durations import format_duration
 from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
@@ -31,6 +30,7 @@ from snapline.sim.faults.fault_kinds import (
     SlowFault,
     SwizzleFault,
     Word,
+    format_duration,
 )
 from snapline.sim.scenario import PatternPart, Scenario, coordinator_names, host_names
 

@@ -61,7 +61,7 @@ import msgspec
 
 from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
-from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.faults.fault_kinds import duration_ns, format_duration
 from snapline.sim.report.files import choices_json
 from snapline.sim.result import Result
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, StepsPart, format_scenario, parse_scenario

@@ -20,10 +20,16 @@ import msgspec
 from snapline.channels import channel, order
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
-from snapline.sim.faults.durations import duration_ns, format_duration
-from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault, Word
+from snapline.sim.faults.fault_kinds import (
+    FAILPOINTS,
+    CrashFault,
+    DiskFault,
+    PauseFault,
+    Word,
+    duration_ns,
+    format_duration,
+)
 from snapline.sim.faults.faults import budget_problems
-from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,

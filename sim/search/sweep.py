@@ -26,6 +26,7 @@ import msgspec
 
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.fault_kinds import (
+    FAILPOINTS,
     MOMENTS,
     CoordinatorFault,
     CrashFault,
@@ -38,7 +39,6 @@ from snapline.sim.faults.fault_kinds import (
     ResetFault,
 )
 from snapline.sim.faults.faults import DESCRIPTIONS
-from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.result import EXIT_CODES, Result, Verdict
 from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
 from snapline.sim.search.compare import Summary, summarise

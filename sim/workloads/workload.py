@@ -43,7 +43,7 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.messages.client_requests import GivenInput
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
-from snapline.sim.faults.durations import duration_ns
+from snapline.sim.faults.fault_kinds import duration_ns
 from snapline.sim.scenario import FleetPart, TriggerPart
 from snapline.sim.workloads.ledger import (
     CutContents,

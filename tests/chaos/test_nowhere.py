@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.test_real import carried_out, scenario_of
 
-from snapline.sim.faults.points import FAILPOINTS
+from snapline.sim.faults.fault_kinds import FAILPOINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -26,8 +26,8 @@ from snapline.cli.sim_sweeps import _sweep_code, show_summary
 from snapline.errors import UsageError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.state_search import Bounds
+from snapline.sim.faults.fault_kinds import FAILPOINTS
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.report.folder import read_run
 from snapline.sim.result import Violation
 from snapline.sim.run import run as simulate

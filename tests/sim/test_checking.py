@@ -25,8 +25,7 @@ from snapline.sim.checking import (
     trigger_part,
     turns_of,
 )
-from snapline.sim.faults.durations import duration_ns
-from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
+from snapline.sim.faults.fault_kinds import CrashFault, PauseFault, duration_ns
 from snapline.sim.report.terminal_summary import exercised
 from snapline.sim.run import run
 from snapline.sim.scenario import (

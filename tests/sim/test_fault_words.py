@@ -7,9 +7,17 @@ from typing import get_args
 
 import msgspec
 
-from snapline.sim.faults.fault_kinds import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
+from snapline.sim.faults.fault_kinds import (
+    FAILPOINTS,
+    REAL_FAILPOINT_PREFIXES,
+    REAL_FAILPOINTS,
+    CoordinatorFault,
+    DiskFault,
+    HangFault,
+    MembershipFault,
+    PartitionFault,
+)
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS
 from snapline.sim.scenario import WORDS
 
 ROOT = Path(__file__).parents[2] / "src" / "snapline"

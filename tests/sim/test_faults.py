@@ -13,7 +13,6 @@ from tests.sim.fake_executor import FakeExecutor
 from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.faults.conditions import Condition, Conditions, Part
-from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.faults.fault_kinds import (
     ClockFault,
     ClogFault,
@@ -30,6 +29,8 @@ from snapline.sim.faults.fault_kinds import (
     PauseFault,
     SlowFault,
     Word,
+    duration_ns,
+    format_duration,
 )
 from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
 from snapline.sim.faults.partitions import all_pairs

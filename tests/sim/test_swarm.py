@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
+from snapline.sim.faults.fault_kinds import FAILPOINTS, CrashFault, PauseFault
 from snapline.sim.faults.faults import check_budget
-from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,

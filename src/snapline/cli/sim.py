@@ -153,8 +153,8 @@ def workloads(display: Display) -> None:
 @command
 def faults(display: Display) -> None:
     """List the words of fault files, the points of the code where a fault can wait, and the built-in templates."""
+    from snapline.sim.faults.fault_kinds import FAILPOINTS
     from snapline.sim.faults.faults import describe_faults
-    from snapline.sim.faults.points import FAILPOINTS
     from snapline.sim.search.swarm import BUILT_IN
 
     words = [{"class": kind, "word": word, "text": text} for kind, word, text in describe_faults()]
