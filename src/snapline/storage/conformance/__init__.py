@@ -18,9 +18,7 @@ unlinking one name from two threads.
 """
 
 from snapline.storage.conformance.disk_checks import DISK_CHECKS, RACERS, Check, ConformanceError, OpenDisk
-from snapline.storage.conformance.log_checks import LOG_CHECKS
-from snapline.storage.conformance.output_checks import OUTPUT_CHECKS
-from snapline.storage.conformance.store_checks import STORE_CHECKS
+from snapline.storage.conformance.store_checks import LOG_CHECKS, OUTPUT_CHECKS, STORE_CHECKS
 
 __all__ = [
     "DISK_CHECKS",
