@@ -17,8 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from snapline.agent_runtime.agent import Agent, AgentType
-from snapline.agent_runtime.agent_classes import plan_line, revive
-from snapline.agent_runtime.fleet import Fleet, check_skeleton
+from snapline.agent_runtime.fleet import Fleet, check_skeleton, plan_line, revive
 from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError
 from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from snapline.agent_runtime import unawaited
 from snapline.agent_runtime import unawaited as forgotten
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
-from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
     DONE,
@@ -33,7 +32,15 @@ from snapline.agent_runtime.durable import (
     read_call,
     turn_seed,
 )
-from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
+from snapline.agent_runtime.fleet import (
+    Fleet,
+    check_skeleton,
+    encode_state,
+    find_class,
+    own_modules,
+    restore_agent,
+    unsavable,
+)
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in

@@ -27,9 +27,8 @@ from typing import Any, Literal
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type, state_version_of
-from snapline.agent_runtime.agent_classes import class_of, plan_line
 from snapline.agent_runtime.durable import REFUSED
-from snapline.agent_runtime.fleet import Fleet, check_skeleton
+from snapline.agent_runtime.fleet import Fleet, check_skeleton, class_of, plan_line
 from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
 from snapline.agent_runtime.sagas import UNDO

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from snapline.agent_runtime.agent_classes import class_of, restored
 from snapline.agent_runtime.effect_ledger import Effect, fold
-from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.fleet import Fleet, class_of, restored
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_batch, state_decoder
 from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
 from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkRequest, fork_snapshot

@@ -39,10 +39,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import Agent, AgentType, Handler, agent_type
-from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import LATE_REPLY, SegmentEnd, TurnJournal, read_call
-from snapline.agent_runtime.fleet import Fleet, encode_state, own_modules, restore_agent
+from snapline.agent_runtime.fleet import Fleet, encode_state, find_class, own_modules, restore_agent
 from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.message_encoding import encode_body, encode_ordered
 from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment

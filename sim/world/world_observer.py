@@ -29,8 +29,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.agent_classes import restored
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import encode_state, restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, AnswerRestore

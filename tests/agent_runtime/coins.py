@@ -13,7 +13,7 @@ from tests.kit.fleet import Cut, FleetWorld
 from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
-from snapline.agent_runtime.agent_classes import restored
+from snapline.agent_runtime.fleet import restored
 from snapline.messages.payloads import describe_payload
 from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord

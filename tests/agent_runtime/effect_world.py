@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 import snapline
-from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.durable import DONE
+from snapline.agent_runtime.fleet import restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of

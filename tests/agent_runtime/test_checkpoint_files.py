@@ -10,8 +10,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.agent_classes import restored
-from snapline.agent_runtime.fleet import encode_state, encode_unchecked
+from snapline.agent_runtime.fleet import encode_state, encode_unchecked, restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.message_encoding import encode_message

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.agent_classes import restored
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
     DONE,
@@ -31,6 +30,7 @@ from snapline.agent_runtime.durable import (
     read_result,
     reply_to,
 )
+from snapline.agent_runtime.fleet import restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message

@@ -8,8 +8,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.agent_classes import find_class, restored
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import encode_state, find_class, restored
 from snapline.agent_runtime.migrations import plan_migration
 from snapline.errors import EncodingError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint

@@ -7,7 +7,7 @@ import pytest
 from tests.agent_runtime.coins import play_logged
 from tests.kit.logged_fleet import LoggedFleet
 
-from snapline.agent_runtime.agent_classes import restored
+from snapline.agent_runtime.fleet import restored
 from snapline.examples import domino
 from snapline.protocols.names import CIC_PROTOCOLS, KOO_TOUEG, UNCOORDINATED
 from snapline.recovery.trace import read_trace

@@ -19,8 +19,7 @@ from tests.house.test_texts import files_of
 
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.agent_classes import REFUSALS_NAMED_MAX, plan_line
-from snapline.agent_runtime.fleet import Fleet, encode_state
+from snapline.agent_runtime.fleet import REFUSALS_NAMED_MAX, Fleet, encode_state, plan_line
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import load_line
 from snapline.agent_runtime.message_encoding import encode_body

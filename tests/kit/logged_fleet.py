@@ -11,7 +11,7 @@ from tests.kit.fleet import Cut, FleetWorld
 from tests.kit.host import Host
 from tests.kit.streams import Action
 
-from snapline.agent_runtime.agent_classes import restored
+from snapline.agent_runtime.fleet import restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.modes.logged import CheckpointAnswer
 from snapline.messages import host_messages as msg

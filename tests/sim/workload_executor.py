@@ -11,9 +11,8 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.fleet import encode_state, restore_agent
+from snapline.agent_runtime.fleet import encode_state, find_class, restore_agent
 from snapline.agent_runtime.host.membership import creation_payload
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import CREATE, read_creation, split_message
