@@ -28,7 +28,7 @@ from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import files
 from snapline.sim.report.files import Provenance
 from snapline.sim.report.html import Page, page
-from snapline.sim.report.space_time_svg import draw_run
+from snapline.sim.report.run_diagrams import draw_run
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, duration_ns, format_scenario, parse_scenario
 from snapline.sim.world.recording import Recording

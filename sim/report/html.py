@@ -11,8 +11,7 @@ import msgspec
 from snapline.diagrams.style import clean, picture, shortened, text
 from snapline.diagrams.style import page as framed
 from snapline.sim.report.formatting import GUARANTEES, VERDICTS, count, seconds, value_words
-from snapline.sim.report.space_time_svg import draw_run
-from snapline.sim.report.timeline import draw_timeline
+from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording
 

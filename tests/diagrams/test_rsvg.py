@@ -19,8 +19,7 @@ from snapline.diagrams.style import COLORS
 from snapline.diagrams.trace_diagrams import analysis_svg
 from snapline.recovery.trace_analysis import analyze
 from snapline.recovery.trace_merge import TracedEvent
-from snapline.sim.report.space_time_svg import draw_run
-from snapline.sim.report.timeline import draw_timeline
+from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 
 RSVG = shutil.which("rsvg-convert") or ""
 SHOTS = os.environ.get("SNAPLINE_SCREENSHOTS", "")

@@ -30,8 +30,7 @@ from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.report import files
-from snapline.sim.report.space_time_svg import draw_run
-from snapline.sim.report.timeline import draw_timeline
+from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, NetworkPart, PatternPart, Scenario, TriggerPart

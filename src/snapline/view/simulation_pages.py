@@ -626,8 +626,7 @@ class SimulationPages:
 
     def _draw(self, kind: str, place: str) -> str:
         from snapline.sim.report.folder import page_of
-        from snapline.sim.report.space_time_svg import draw_run
-        from snapline.sim.report.timeline import draw_timeline
+        from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 
         run = self._run(place)[1][0]
         if kind == TIMELINE:

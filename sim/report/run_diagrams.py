@@ -1,20 +1,140 @@
-"""Space-time diagram of a run: a window of its events around the first violation, arranged in columns (`columns`)."""
+"""Space-time diagram of a run: a window of its events around the first violation, arranged in columns (`columns`).
 
-from bisect import bisect_left
+Columns of a run's space-time diagram.
+
+Every event has its own column, and so has every start and end of a host, an epoch or a fault. The axis shows times but is not
+linear, so that a burst of messages stays readable and a pause of seconds takes no space.
+
+Tracks above a run's lanes: hosts up and down, epochs with their outcome, faults, and the healed end.
+
+The timeline, whose time axis is linear, and the space-time diagram, whose axis is not, both use them: `place` maps times to
+positions.
+
+Timeline of a run: hosts, epochs, faults and the healed end over linear virtual time.
+"""
+
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from snapline.diagrams.event_history import INITIAL, PastEvents
-from snapline.diagrams.scene import Arrow, Band, Front, Place, Scene
+from snapline.diagrams.scene import Alarm, Arrow, Band, Bar, BarKind, Front, Place, Scene, Track, clock
 from snapline.diagrams.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
-from snapline.sim.report.columns import Columns
-from snapline.sim.report.formatting import count, seconds
-from snapline.sim.report.tracks import alarms_of, tracks_of
-from snapline.sim.result import Result
-from snapline.sim.world.recording import Recording
+from snapline.sim.report.formatting import count, seconds, time_span
+from snapline.sim.result import ExecutedFault, Result
+from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
+
+
+class Columns:
+    """Mapping of positions and times to columns.
+
+    Attributes:
+        times: times of the window's events, never decreasing.
+        window: start and end time of the window; extends to the start or end of the run if the window reaches it.
+        bounds: other times in the window that have a column, ascending and unique.
+    """
+
+    def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
+        self._first = first
+        self.times: list[int] = []
+        for timed in recording.events[first : last + 1]:
+            self.times.append(max(timed.t_ns, self.times[-1] if self.times else 0))
+        start_ns, end_ns = (self.times[0] if first else 0), (self.times[-1] if self.times else 0)
+        if last == len(recording.events) - 1:
+            end_ns = max(end_ns, result.virtual_ns, *(violation.t_ns for violation in result.violations[:1]))
+        self.window = (start_ns, end_ns)
+        times = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
+        self.bounds = sorted(dict.fromkeys([start_ns, *times, end_ns]))
+
+    @property
+    def count(self) -> int:
+        return len(self.times) + len(self.bounds)
+
+    def of_time(self, time_ns: int) -> int:
+        """Return the column of a time, before all events at this time."""
+        return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
+
+    def of_position(self, position: Place) -> Place:
+        """Return the column of a position; positions outside the window map to columns outside."""
+        index = int(position) - self._first
+        if index < 0:
+            return -1
+        if index >= len(self.times):
+            return self.count + 1
+        return index + bisect_right(self.bounds, self.times[index])
+
+    def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
+        """Yield columns and their times, at least `least` columns apart; two columns of one time get one tick."""
+        reached = -1 - least
+        for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
+            place = self.of_time(time_ns)
+            if place - reached >= least:
+                reached = place
+                yield place, seconds(time_ns)
+
+
+def _bounds(recording: Recording, result: Result) -> Iterator[int]:
+    for host in recording.hosts:
+        yield from (host.from_ns, host.until_ns)
+    for epoch in recording.epochs.values():
+        yield from (epoch.begun_ns, epoch.ended_ns)
+    for fault in result.faults:
+        yield from (fault.at_ns, fault.until_ns)
+    for violation in result.violations[:1]:
+        yield violation.t_ns
+
+
+HOSTS_MAX = 40
+"""Maximum number of host tracks; a report with more is unreadable."""
+
+
+def tracks_of(
+    recording: Recording | None, faults: Iterable[ExecutedFault], place: Callable[[int], Place], window: tuple[int, int]
+) -> tuple[list[Track], list[str]]:
+    """Return the tracks between the two times of `window`, and notes on omitted items."""
+    end_ns = window[1]
+
+    def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:
+        if start_ns <= window[1] and until_ns >= window[0]:
+            yield Bar(place(start_ns), place(until_ns), kind, label, words)
+
+    def host(span: HostSpan) -> Iterator[Bar]:
+        words = f"{span.host} is up {time_span(span.from_ns, span.until_ns)}"
+        yield from bar(span.from_ns, span.until_ns or max(end_ns, span.from_ns), "up", "", words)
+        if span.until_ns:
+            yield from bar(span.until_ns, span.until_ns, "crash", "", f"{span.host} ends at {seconds(span.until_ns)}")
+
+    def epoch(span: EpochSpan) -> Iterator[Bar]:
+        is_open = span.outcome == "open" or not span.ended_ns
+        words = f"epoch {span.epoch}: {span.outcome}, {time_span(span.begun_ns, span.ended_ns)}, plan {span.plan}"
+        until_ns = max(end_ns if is_open else span.ended_ns, span.begun_ns)
+        yield from bar(span.begun_ns, until_ns, span.outcome, str(span.epoch), words)
+
+    def fault(one: ExecutedFault) -> Iterator[Bar]:
+        when = time_span(one.at_ns, one.until_ns) if one.until_ns else f"at {seconds(one.at_ns)}"
+        kind: BarKind = "fault" if one.until_ns else "point"
+        yield from bar(one.at_ns, one.until_ns or one.at_ns, kind, one.text, f"{one.text}, {when}")
+
+    hosts: dict[str, list[Bar]] = {}
+    for span in recording.hosts if recording else ():
+        hosts.setdefault(span.host, []).extend(host(span))
+    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:HOSTS_MAX]]
+    epochs = [one for span in (recording.epochs.values() if recording else ()) for one in epoch(span)]
+    packed = (Track("epochs", epochs), Track("faults", [fault_bar for one in faults for fault_bar in fault(one)]))
+    notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
+    return [*tracks, *(track for track in packed if track.bars)], notes
+
+
+def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
+    """Yield the first violation if it lies in the window."""
+    for one in result.violations[:1]:
+        if window[0] <= one.t_ns <= window[1]:
+            words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
+            yield Alarm(place(one.t_ns), f"{one.guarantee} violated", words)
+
 
 EVENTS_MAX = 10_000
 """Maximum number of events in a diagram; more are unreadable and make a file of many megabytes."""
@@ -203,3 +323,54 @@ def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
             if agent in ends and ends[agent][0] < timed.t_ns < ends[agent][1]:
                 ends[agent] = (ends[agent][0], timed.t_ns)
     return ends
+
+
+def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, within_ns: int) -> str:
+    """Return the timeline as the text of an SVG element.
+
+    Args:
+        result: result with the faults, the violations and the end of the run.
+        recording: recording with hosts and epochs.
+        heal_ns: time at which all faults were healed.
+        within_ns: time that the fleet may take after that.
+    """
+    end_ns = max(_end_ns(result, recording), 1)
+    tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
+    if heal_ns < end_ns:
+        words = f"everything healed, {time_span(heal_ns, end_ns)}; the fleet has {seconds(within_ns)} to finish"
+        tracks.append(Track("liveness", [Bar(heal_ns, end_ns, "healed", "", words)]))
+    return draw(
+        Scene(
+            heading="Timeline",
+            words=_timeline_words(result, recording),
+            agents=[],
+            first=0,
+            last=end_ns,
+            ticks=clock(0, end_ns),
+            tracks=tracks,
+            alarms=list(alarms_of(result, float, (0, end_ns))),
+            notes=notes,
+            values={"picture": "timeline", "end_ns": end_ns},
+        )
+    )
+
+
+def _end_ns(result: Result, recording: Recording | None) -> int:
+    times = [result.virtual_ns, *(violation.t_ns for violation in result.violations)]
+    times += [time_ns for fault in result.faults for time_ns in (fault.at_ns, fault.until_ns)]
+    if recording is not None:
+        times += [span.ended_ns for span in recording.epochs.values()] + [span.until_ns for span in recording.hosts]
+        times += [timed.t_ns for timed in recording.events[-1:]]
+    # A fault that would end long after the run must not compress the run's part of the axis.
+    return min(max(times), result.virtual_ns) if result.virtual_ns else max(times)
+
+
+def _timeline_words(result: Result, recording: Recording | None) -> str:
+    """Return the diagram's text alternative."""
+    parts = [count(len(result.faults), "fault")]
+    if recording is not None:
+        outcomes = [span.outcome for span in recording.epochs.values()]
+        parts.append(f"{count(outcomes.count('complete'), 'epoch')} complete, {outcomes.count('aborted')} aborted")
+        ends = sum(1 for span in recording.hosts if span.until_ns)
+        parts.append(f"{count(len({span.host for span in recording.hosts}), 'host')} with {count(ends, 'end')}")
+    return f"{seconds(result.virtual_ns)} of virtual time: {', '.join(parts)}"
