@@ -8,9 +8,9 @@ import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
 from snapline.messages.effect_records import UNDO, effect_undone_by, undo_key
-from snapline.storage.ages import ages_ns
 from snapline.storage.log.log_record import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry, KnownEffect, MadeEffect, OpenEffect, SavedEffects
+from snapline.storage.timestamps import ages_ns
 
 KEYS_KEPT = 1000
 """Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, without results."""
@@ -19,7 +19,7 @@ KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
 """Largest age of an ended effect, relative to the newest one: a week, in which operators inspect and retry dead letters."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""Largest counted step from one ended effect to the next (`storage/ages.py`): after a clock jump at least the last 168 are kept."""
+"""Largest counted step from one ended effect to the next (`storage/timestamps.py`): after a clock jump at least the last 168 are kept."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
 """Largest size of results and compensation arguments in each of an agent's checkpoints. The oldest are dropped with their keys."""

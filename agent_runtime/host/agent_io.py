@@ -14,7 +14,6 @@ import msgspec
 from snapline.agent_runtime.host.host_events import Emission
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.errors import ProtocolError
-from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.disk.record import digest_of
 from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import (
@@ -26,6 +25,7 @@ from snapline.storage.packs.checkpoint import (
     SavedOutput,
     SavedOutputs,
 )
+from snapline.storage.timestamps import ages_ns, step_ns
 
 KEYS_KEPT = 1000
 """Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""
@@ -34,7 +34,7 @@ KEYS_KEPT_NS = 3600 * 1_000_000_000
 """Largest age of a key, relative to the newest one: far longer than any client retries."""
 
 STEP_NS = 60 * 1_000_000_000
-"""Largest counted step from one key to the next (`storage/ages.py`): after a clock jump at least the last sixty keys are kept."""
+"""Largest counted step from one key to the next (`storage/timestamps.py`): after a clock jump at least the last sixty keys are kept."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
 """Largest size of remembered answers, without the newest: each of the agent's checkpoints contains them."""

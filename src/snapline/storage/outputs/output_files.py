@@ -58,7 +58,6 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.ages import ages_ns
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
@@ -84,6 +83,7 @@ from snapline.storage.outputs.output_record import (
     split_into_parts,
 )
 from snapline.storage.store import files
+from snapline.storage.timestamps import ages_ns
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
@@ -438,7 +438,7 @@ AGE_NS_MIN = 3600 * 10**9
 """Default minimum age of a deletion, in nanoseconds (an hour): fast named consumers do not cut off unnamed readers, for which nothing waits."""
 
 STEPS = 24
-"""Divisor: the time between two releases counts as at most this fraction of those ages (`storage/ages.py`). So the newest releases survive a
+"""Divisor: the time between two releases counts as at most this fraction of those ages (`storage/timestamps.py`). So the newest releases survive a
 jump of the clock."""
 
 LOOKED_AT = 256
