@@ -44,9 +44,9 @@ from snapline.sim.scenario import (
     coordinator_names,
     host_names,
     parse_scenario,
+    readable,
 )
 from snapline.sim.search.swarm import BUILT_IN, draw, small_limits
-from snapline.sim.toml_text import readable
 from snapline.sim.workloads import Workload, make_workload, user_workload
 from snapline.sim.workloads.workload import GENERATED_INPUTS_MAX, AtEnd, CheckedWorkload, GivenInputs, Inputs, Invariant
 from snapline.sim.world.recording import Recording

@@ -21,7 +21,7 @@ from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageRecei
 from snapline.sim.choices import Key, Record
 from snapline.sim.report.formatting import GUARANTEES, seconds
 from snapline.sim.result import ExecutedFault, Result
-from snapline.sim.toml_text import format_toml
+from snapline.sim.scenario import format_toml
 from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 
 API_VERSION = "snapline/v1"

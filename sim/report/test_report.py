@@ -20,11 +20,10 @@ from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report.folder import REPRO, folder_for, write_run
 from snapline.sim.report.terminal_summary import summarise
 from snapline.sim.result import Result
-from snapline.sim.scenario import Scenario
+from snapline.sim.scenario import Scenario, format_toml
 from snapline.sim.search.replay import read_repro
 from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, shrink_report, signature_of, size_of, size_text
 from snapline.sim.search.sweep import Collector, SweepSummary
-from snapline.sim.toml_text import format_toml
 from snapline.sim.world.recording import Recording
 
 STEPS = "steps.txt"

@@ -23,12 +23,12 @@ from snapline.sim.scenario import (
     duration_ns,
     format_duration,
     format_scenario,
+    format_toml,
     host_names,
     joining_hosts,
     parse_scenario,
 )
 from snapline.sim.search.swarm import BUILT_IN, draw
-from snapline.sim.toml_text import format_toml
 
 seeds = st.integers(min_value=0, max_value=2**63)
 templates = st.sampled_from(sorted(BUILT_IN))
