@@ -26,12 +26,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import PART_BLOB, ChunkTable, StateImage
+from snapline.storage.capture.image import PART_BLOB, ArenaPool, ChunkTable, StateImage
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import digest_of

@@ -35,11 +35,10 @@ import numpy as np
 
 from snapline.agent_runtime.host.epoch_files import CHUNK_PACK_BYTES
 from snapline.storage.capture import decoder
-from snapline.storage.capture.arena import ArenaPool, map_memory
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import ChunkTable, StateImage
+from snapline.storage.capture.image import ArenaPool, ChunkTable, StateImage, map_memory
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
 from snapline.storage.disk.local_disk import LocalDisk, write_once

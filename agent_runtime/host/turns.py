@@ -49,9 +49,8 @@ from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import is_logged
-from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.capture.image import Authors, ChunkTable, StateImage
+from snapline.storage.capture.image import ArenaBusyError, ArenaPool, Authors, ChunkTable, StateImage
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTurn
 
 

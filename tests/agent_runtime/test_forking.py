@@ -23,9 +23,9 @@ from snapline.agent_runtime.sagas import UNDO
 from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, SettingError, fork_snapshot
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.messages.host_messages import Welcome
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import ArenaPool
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import StoreError
-from snapline.storage.capture import arena
-from snapline.storage.capture.arena import ArenaBuffer, ArenaBusyError, ArenaPool, class_of
+from snapline.storage.capture import image
+from snapline.storage.capture.image import ArenaBuffer, ArenaBusyError, ArenaPool, class_of
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -33,7 +33,7 @@ def holds(buffer: ArenaBuffer, mark: int) -> bool:
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 20))
 def test_classes_hold_what_was_asked_for_and_little_more(size: int, more: int) -> None:
-    assert size <= class_of(size) <= max(arena.BUFFER_BYTES_MIN, size * 9 // 8 + 4096)
+    assert size <= class_of(size) <= max(image.BUFFER_BYTES_MIN, size * 9 // 8 + 4096)
     assert class_of(size) % 4096 == 0 and class_of(size) <= class_of(size + more)
     assert class_of(class_of(size)) == class_of(size)
 
@@ -58,7 +58,7 @@ def test_nobody_gets_memory_that_is_out(data: Any) -> None:
             fill(out[mark], mark)
         peak = max(peak, pool.taken_bytes)
         assert pool.taken_bytes >= sum(len(buffer.view) for buffer in out.values())
-        assert pool.taken_bytes + pool.idle_bytes <= min(arena.RETAINED_PEAK_FACTOR * peak, 4 * MIB)
+        assert pool.taken_bytes + pool.idle_bytes <= min(image.RETAINED_PEAK_FACTOR * peak, 4 * MIB)
     for key, buffer in out.items():
         assert holds(buffer, key)
         buffer.release()
@@ -148,8 +148,8 @@ def test_a_reserved_buffer_serves_the_next_take() -> None:
 def test_what_is_taken_is_warm(has_madvise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy into it meets no page faults; into fresh memory it would meet one for each page, 4 KiB or 2 MiB."""
     if not has_madvise:
-        monkeypatch.setattr(arena, "_madvise", lambda: None)
-    monkeypatch.setattr(arena, "HUGE_PAGE_BYTES", 1 << 60)
+        monkeypatch.setattr(image, "_madvise", lambda: None)
+    monkeypatch.setattr(image, "HUGE_PAGE_BYTES", 1 << 60)
     pages = 512
 
     def faults_of_writing(view: memoryview) -> int:
@@ -158,7 +158,7 @@ def test_what_is_taken_is_warm(has_madvise: bool, monkeypatch: pytest.MonkeyPatc
         target[:] = 7
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
-    assert faults_of_writing(memoryview(arena.map_memory(pages * 4096))) >= pages
+    assert faults_of_writing(memoryview(image.map_memory(pages * 4096))) >= pages
     pool = ArenaPool()
     buffer = pool.take(pages * 4096)
     assert faults_of_writing(buffer.view) < pages // 10
@@ -170,9 +170,9 @@ def test_what_is_taken_is_warm(has_madvise: bool, monkeypatch: pytest.MonkeyPatc
 
 def test_warming_keeps_what_is_written() -> None:
     """A kept buffer that is taken for more bytes than before is warmed further."""
-    memory = arena.map_memory(64 * KIB)
+    memory = image.map_memory(64 * KIB)
     memory[:] = bytes(range(256)) * 256
-    arena._prefault(memory, 0, 64 * KIB)
+    image._prefault(memory, 0, 64 * KIB)
     assert memory[:] == bytes(range(256)) * 256
 
 

@@ -20,6 +20,7 @@ from snapline.storage.capture.chunking import CUT_BYTES_MIN, ChunkedState, chunk
 from snapline.storage.capture.content_defined import cut
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import (
+    BLOCK_TOKENS,
     PART_ARRAY,
     PART_BLOB,
     PART_HISTORY,
@@ -28,8 +29,8 @@ from snapline.storage.capture.image import (
     ChunkTable,
     SourceChunk,
     StateImage,
+    fresh_token,
 )
-from snapline.storage.capture.tokens import BLOCK_TOKENS, fresh_token
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import snapline
 from snapline.errors import EncodingError
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.declared_values import difference, survives_round_trip
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import ArenaPool
 
 T = typing.TypeVar("T")
 UTC = datetime.UTC

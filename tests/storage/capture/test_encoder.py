@@ -20,14 +20,21 @@ from snapline.agent_runtime.message_encoding import encode_body, message_decoder
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import encoder as encoder_module
 from snapline.storage.capture import tracked
-from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError, ArenaPool
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.encoder import ARRAY_PART_BYTES_MIN, CHUNK_BYTES, StateEncoder, chunk_bytes_for
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, ChunkTable
+from snapline.storage.capture.image import (
+    ARENA_IMAGES_MAX,
+    PART_ARRAY,
+    PART_BLOB,
+    PART_HISTORY,
+    ArenaBusyError,
+    ArenaPool,
+    ChunkTable,
+)
 from snapline.storage.packs.checkpoint import StatePart
 
 KIB, MIB = 1024, 1024 * 1024

@@ -20,10 +20,10 @@ from snapline.agent_runtime.message_encoding import encode_body, state_decoder
 from snapline.agent_runtime.migrations import load_state, plan_migration
 from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture import torch_state
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import CHUNK_BYTES, StateEncoder
+from snapline.storage.capture.image import ArenaPool
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import ArenaPool
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.unsupported_state import check

@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.capture.image import ChunkTable
+from snapline.storage.capture.image import ArenaPool, ChunkTable
 from snapline.storage.capture.torch_state import TorchState
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")

@@ -12,8 +12,7 @@ the blob itself remembers only one number. If the epoch fails, the next worker c
 import typing
 
 from snapline.errors import DamagedDataError, UsageError
-from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk
-from snapline.storage.capture.tokens import fresh_token
+from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 

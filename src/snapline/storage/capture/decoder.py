@@ -26,8 +26,15 @@ import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import tensors
-from snapline.storage.capture.arena import map_memory
-from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR, Buffer, ChunkTable
+from snapline.storage.capture.image import (
+    PART_ARRAY,
+    PART_BLOB,
+    PART_HISTORY,
+    PART_TENSOR,
+    Buffer,
+    ChunkTable,
+    map_memory,
+)
 from snapline.storage.capture.values import (
     PART_EXTENSION,
     PICKLE_EXTENSION,

@@ -32,11 +32,14 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import tensors
-from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBuffer, ArenaBusyError, ArenaPool
 from snapline.storage.capture.declared_values import check_declared, survives_round_trip
 from snapline.storage.capture.image import (
+    ARENA_IMAGES_MAX,
     PART_ARRAY,
     PART_TENSOR,
+    ArenaBuffer,
+    ArenaBusyError,
+    ArenaPool,
     CapturedPart,
     ChunkTable,
     SourceChunk,

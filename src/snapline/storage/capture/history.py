@@ -42,8 +42,7 @@ from snapline.storage.capture.history_operations import (
     encode_records,
 )
 from snapline.storage.capture.history_segments import Segment, segment_bytes
-from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk
-from snapline.storage.capture.tokens import fresh_token
+from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 T = TypeVar("T")

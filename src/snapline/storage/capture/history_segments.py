@@ -22,7 +22,7 @@ them. A token identifies the segment in the table of the base; a merged segment 
 
 import msgspec
 
-from snapline.storage.capture.tokens import fresh_token
+from snapline.storage.capture.image import fresh_token
 
 SEGMENT_BYTES_MAX = 256 * 1024
 """M for histories below 256 MiB: an 11 MB history has some 50 segments, and merging one takes 0.1 ms."""

@@ -12,12 +12,47 @@ whether a chunk has changed (in an array that was copied whole), its token is 0 
     when the epoch is complete  its table is the next base
 
 An image is used once, by one worker, and then released: its buffers go back to the arena.
+
+Tokens: numbers that identify one content each, and are never reused.
+
+All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
+two contents could have one token, and a checkpoint would silently hold the wrong bytes.
+
+A token is meaningless outside the process that drew it, and is never stored.
+
+The arena: warm memory into which the encoder copies values that may change after the pause.
+
+The problem: a copy into fresh memory runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and
+prefaulted once, and kept after an image has been written. Buffers that the writer still reads cannot be reused, so a second
+capture takes other buffers: two sets alternate.
+
+Sizes are rounded up to classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
+an eighth of a buffer is unused. If no buffer fits better, one of up to twice the wanted class is used.
+
+Invariants:
+
+1. A buffer belongs to the pool or to one caller. It is returned once; a second `release` does nothing.
+2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
+3. They are at most twice the recent peak of taken ones: one set is written while the next is
+   filled, and nothing else is kept. The peak decays by a thirty-second of each buffer taken. So a buffer is only freed
+   after some sixteen times its size was copied without it, and faulting it in again costs little next to those copies.
+
+The caller's duties: do not write to a buffer after its image has left the event loop; release it when nothing reads it.
+`take`, `release` and `reserve` may be called from any thread.
 """
 
+import contextlib
+import functools
+import itertools
+import mmap
+import os
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from snapline.errors import StoreError
 from snapline.storage.packs.checkpoint import ChunkReference
 
 PART_ARRAY = 1
@@ -122,3 +157,246 @@ class ChunkTable(msgspec.Struct):
     by_token: dict[int, ChunkReference] = {}
     by_place: dict[tuple[int, int], tuple[bytes, ChunkReference]] = {}
     digests: dict[bytes, ChunkReference] = {}
+
+
+BLOCK_TOKENS = 1 << 32
+"""Tokens in a block. A blob that another thread cuts later numbers its chunks `first`, `first + 1`, …. A blob
+of 2**32 chunks of 16 KiB would have 64 TiB."""
+
+_blocks = itertools.count(1)
+
+
+def fresh_token() -> int:
+    """Return the first number of a block that no other caller has. Never 0. Any thread may call it."""
+    return next(_blocks) * BLOCK_TOKENS
+
+
+ARENA_IMAGES_MAX = 3
+"""Images of one agent that may hold buffers at once: one being written, one waiting for its epoch, one being captured.
+More would mean that the store is slower than the checkpoints, and would fill the memory."""
+
+MEMORY_SHARE_MAX = 0.5
+"""Default share of the machine's memory for the pool: the states need the other half."""
+
+CLASSES_PER_DOUBLING = 8
+FIT_FACTOR_MAX = 2
+"""Largest ratio of a buffer's size to the wanted one; larger buffers are left for larger requests."""
+
+PEAK_DECAY_PER_BYTE = 1 / 32
+RETAINED_PEAK_FACTOR = 2
+
+BUFFER_BYTES_MIN = 16 * 1024
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
+
+
+class ArenaBusyError(StoreError):
+    """No buffer is available, since earlier images have not been written yet. The capture is deferred; nothing is lost."""
+
+
+def class_of(size_bytes: int) -> int:
+    """Return the size of the buffer for `size_bytes`: whole pages, at most an eighth larger."""
+    wanted = max(size_bytes, BUFFER_BYTES_MIN)
+    step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
+    return -(-wanted // step) * step
+
+
+class _Block:
+    """Mapped memory. Its first `warm_bytes` have been touched."""
+
+    __slots__ = ("last_use", "memory", "size_bytes", "warm_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.memory = map_memory(size_bytes)
+        self.warm_bytes = 0
+        self.last_use = 0
+
+    def warm(self, size_bytes: int) -> None:
+        """Prefault the first `size_bytes`."""
+        end = min(self.size_bytes, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if end > self.warm_bytes:
+            _prefault(self.memory, self.warm_bytes, end)
+            self.warm_bytes = end
+
+
+class ArenaBuffer:
+    """Part of the arena, for one caller. `view` is writable, page-aligned, and of the requested length."""
+
+    __slots__ = ("_block", "_pool", "view")
+
+    def __init__(self, pool: "ArenaPool", block: _Block, size_bytes: int) -> None:
+        self._pool = pool
+        self._block: _Block | None = block
+        self.view = memoryview(block.memory)[:size_bytes]
+
+    def release(self) -> None:
+        """Return the buffer to the pool. May be called twice, and from any thread."""
+        self._pool._give_back(self)
+
+
+class ArenaPool:
+    """The buffers of one host.
+
+    Args:
+        bytes_max: limit for all its buffers; None for half of the machine's memory.
+    """
+
+    def __init__(self, *, bytes_max: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._bytes_max = bytes_max
+        self._idle: dict[int, list[_Block]] = {}  # size → blocks, the warmest last
+        self._idle_bytes = 0
+        self._taken_bytes = 0
+        self._peak_bytes = 0.0
+        self._uses = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Size of the buffers in use."""
+        return self._taken_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """Size of the buffers that are kept warm."""
+        return self._idle_bytes
+
+    def take(self, size_bytes: int) -> ArenaBuffer:
+        """Return a buffer of `size_bytes` with undefined content.
+
+        Raises:
+            ArenaBusyError: the buffers in use reach the limit.
+            StoreError: the machine is out of memory.
+        """
+        size = class_of(size_bytes)
+        with self._lock:
+            free_bytes = self._limit_bytes() - self._taken_bytes
+            block = self._find(size)
+            if block is None and size > free_bytes:
+                raise ArenaBusyError(
+                    f"{self._taken_bytes:,} bytes of captured states wait to be written and {size:,} more would exceed "
+                    f"{self._limit_bytes():,}: the store is slower than the checkpoints, take them less often"
+                )
+            self._taken_bytes += block.size_bytes if block else size
+            self._peak_bytes = max(self._taken_bytes, self._peak_bytes - size * PEAK_DECAY_PER_BYTE)
+            self._drop_surplus()
+        return self._ready(block, size, size_bytes)
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Slow: call it
+        from a worker thread. Returns False, without any effect, if the machine or the limit has no room."""
+        size = class_of(size_bytes)
+        with self._lock:
+            if self._taken_bytes + self._idle_bytes + size > self._limit_bytes():
+                return False
+        try:
+            block = _Block(size)
+        except StoreError:
+            return False
+        block.warm(size_bytes)
+        with self._lock:
+            self._put(block)
+            self._peak_bytes = max(self._peak_bytes, self._taken_bytes + self._idle_bytes)
+        return True
+
+    def _ready(self, block: _Block | None, size: int, size_bytes: int) -> ArenaBuffer:
+        try:
+            chosen = block or _Block(size)
+        except StoreError:
+            with self._lock:
+                self._taken_bytes -= size
+            raise
+        chosen.warm(size_bytes)
+        return ArenaBuffer(self, chosen, size_bytes)
+
+    def _limit_bytes(self) -> int:
+        if self._bytes_max is None:
+            self._bytes_max = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE_MAX)
+        return self._bytes_max
+
+    def _find(self, size: int) -> _Block | None:
+        """Remove and return the smallest idle block that fits. By invariant 2 there is room for it."""
+        fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
+        if not fitting:
+            return None
+        best = min(fitting)
+        block = self._idle[best].pop()
+        if not self._idle[best]:
+            del self._idle[best]
+        self._idle_bytes -= best
+        return block
+
+    def _put(self, block: _Block) -> None:
+        self._uses += 1
+        block.last_use = self._uses
+        self._idle.setdefault(block.size_bytes, []).append(block)
+        self._idle_bytes += block.size_bytes
+
+    def _give_back(self, buffer: ArenaBuffer) -> None:
+        with self._lock:
+            block, buffer._block = buffer._block, None
+            if block is None:
+                return
+            self._taken_bytes -= block.size_bytes
+            self._put(block)
+
+    def _drop_surplus(self) -> None:
+        bytes_max = min(RETAINED_PEAK_FACTOR * self._peak_bytes, self._limit_bytes())
+        while self._idle and self._taken_bytes + self._idle_bytes > bytes_max:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Drop a block of the size that has gone longest without a return.
+
+        Its memory is unmapped with its last view: a caller may still hold one by mistake, and must not crash.
+        """
+        stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
+        self._idle_bytes -= stalest
+        self._idle[stalest].pop(0)
+        if not self._idle[stalest]:
+            del self._idle[stalest]
+
+
+def map_memory(size_bytes: int) -> mmap.mmap:
+    """Return zero-filled private memory, in huge pages if they pay off. It is unmapped with its last view.
+
+    Raises:
+        StoreError: the machine is out of memory.
+    """
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError) as error:
+        raise StoreError(
+            f"there is no memory for {size_bytes:,} bytes of a state: checkpoint fewer agents at once, or use a larger machine"
+        ) from error
+    if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # without huge pages there are only more page faults
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
+    """Touch the pages of `[start, end)` for writing, which keeps their content."""
+    if not _populate(memory, start, end):
+        for place in range(start, end, mmap.PAGESIZE):
+            memory[place] = memory[place]
+
+
+def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
+    """Populate all pages in one call. ctypes releases the interpreter lock; `mmap.madvise` would block the event loop."""
+    import ctypes
+
+    madvise = _madvise()
+    if madvise is None:
+        return False
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
+    return bool(madvise(ctypes.c_void_p(address), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE) == 0)
+
+
+@functools.cache
+def _madvise() -> Any:
+    """Return the C library's `madvise`; None if it is missing."""
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), "madvise", None)

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
 from snapline.storage.capture.array_memory import address_of, covering, name_of, runs_of
-from snapline.storage.capture.image import ChunkTable, SourceChunk
-from snapline.storage.capture.tokens import BLOCK_TOKENS, fresh_token
+from snapline.storage.capture.image import BLOCK_TOKENS, ChunkTable, SourceChunk, fresh_token
 
 if TYPE_CHECKING:
     import array
