@@ -190,15 +190,15 @@ _GRPC = {
     "bytes of a message": ("channels.options.RECEIVE_BYTES_MAX", 2 * MIB),
     "seconds for a request, or the first message of a stream": ("security.rpc_authorization.FIRST_S_MAX", 10),
     "calls at once on one connection": ("channels.options.STREAMS_MAX", 64),
-    "calls of one caller under way": ("security.response_limits.CALLS_MAX", 4_096),
-    "bytes of answers that a caller has not taken": ("security.response_limits.UNREAD_BYTES_MAX", 64 * MIB),
+    "calls of one caller under way": ("security.rpc_authorization.CALLS_MAX", 4_096),
+    "bytes of answers that a caller has not taken": ("security.rpc_authorization.UNREAD_BYTES_MAX", 64 * MIB),
 }
 
 _HTTP = {
-    "connections, or half of the files that its process may have open": ("gateway.connections.CONNECTIONS_MAX", 800),
-    "seconds for a request": ("gateway.connections.REQUEST_S_MAX", 30),
-    "bytes of a head": ("gateway.connections.HEAD_BYTES_MAX", 16 * KIB),
-    "seconds for a part of an answer to be taken": ("gateway.connections.READER_S_MAX", 60),
+    "connections, or half of the files that its process may have open": ("gateway.http_server.CONNECTIONS_MAX", 800),
+    "seconds for a request": ("gateway.http_server.REQUEST_S_MAX", 30),
+    "bytes of a head": ("gateway.http_server.HEAD_BYTES_MAX", 16 * KIB),
+    "seconds for a part of an answer to be taken": ("gateway.http_server.READER_S_MAX", 60),
 }
 
 PORTS = {
@@ -238,9 +238,9 @@ PORTS = {
         {
             **_HTTP,
             "bytes of a body": ("channels.channel.MESSAGE_BYTES_MAX", 16 * MIB),
-            "requests at once": ("gateway.limits.REQUESTS_MAX", 600),
-            "bytes of bodies at once": ("gateway.limits.BYTES_MAX", 32 * MIB),
-            "streams of outputs": ("gateway.limits.STREAMS_MAX", 64),
+            "requests at once": ("gateway.app.REQUESTS_MAX", 600),
+            "bytes of bodies at once": ("gateway.app.BYTES_MAX", 32 * MIB),
+            "streams of outputs": ("gateway.app.STREAMS_MAX", 64),
         },
     ),
     "view": Port(
@@ -331,8 +331,7 @@ OTHER_WRITERS = {
     "chaos/local_faults.py": "in the folder of an experiment",
     "cli/analyze.py": "a report, where its user wants it",
     "cli/chaos.py": "in the folder of an experiment",
-    "cli/demo.py": "a picture, where its user wants it",
-    "cli/demo.py": "a temporary folder of its user alone",
+    "cli/demo.py": "a temporary folder of its user alone, and a picture, where its user wants it",
     "cli/settings.py": "a name, beside the settings",
     "deploy/ray_launcher.py": "keys, in memory that only this process's user reads",
     "folders.py": "makes private folders and files for others",

@@ -349,7 +349,7 @@ class Connection(SecurityOptions):
         return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
 
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-        """Make one call, which the caller limits by `timeout`; raises like `remote.ask`."""
+        """Make one call, which the caller limits by `timeout`; raises like `ask`."""
 
         return ask(self.address(), self.security(), call)
 

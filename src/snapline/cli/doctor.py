@@ -1,7 +1,6 @@
 """`snapline doctor` and `snapline version`: check this machine, a store and a fleet; each finding is a sentence with the next step."""
 
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -128,6 +127,8 @@ def _programs() -> Iterator[DoctorFinding]:
 
 
 def _store(location: str) -> Iterator[DoctorFinding]:
+    import statistics
+
     from snapline.storage.disk.local_disk import creates_only
     from snapline.storage.disk.opening import open_disk
     from snapline.storage.keys.key_files import keys_from_environment

@@ -17,6 +17,7 @@ class CommandGroup(NamedTuple):
     """A top-level command or group.
 
     `module`: its module in `snapline.cli`. `says`: its text in the list of commands; for a single command, the start of its docstring.
+    `app`: the typer app of a group in its module.
     """
 
     module: str
@@ -118,7 +119,7 @@ class RootGroup(TyperGroup):
         self.commands = AllCommands()  # type: ignore[assignment]  # it is only read
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from the tables in `groups.py`, without importing them."""
+        """Write the list of commands from the tables above, without importing them."""
         texts = {name: word.says for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
             formatter.write_dl(list(texts.items()))

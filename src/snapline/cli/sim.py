@@ -1,6 +1,6 @@
 """`snapline sim …`: runs fleets with faults in virtual time, and judges them; see docs/simulation.md.
 
-Commands without runs are here; commands for one run are in `sim_runs` and `sim_shrink`, those for many runs in
+Commands without runs are here; commands for one run are in `sim_runs`, those for many runs in
 `sim_sweeps` and `sim_compare`.
 """
 

@@ -1,8 +1,8 @@
 """Messages between hosts, tools and the coordinator.
 
-`messages.py` holds the structs of hosts and the coordinator; `status.py`, `answers.py` and `outputs.py` hold the replies to tools. Structs
-and fields have the names of `coordinator.proto`. `codec.py` converts between structs and protobuf messages; apart from it, only `wire.py`
-and the servicer know protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`: it is columns on
+`host_messages.py` holds the structs of hosts and the coordinator; `status.py` and `answers.py` hold the replies to tools. Structs and fields
+have the names of `coordinator.proto`. `wire.py` converts between structs and protobuf messages; apart from it and `client_wire.py`, only
+servicers know protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`: it is columns on
 the wire, and its indices become names before the host core gets it.
 
 A host's stream
@@ -46,7 +46,7 @@ they were sent. The first column of the table names the sender: H for a host, C 
 
 Calls of tools
 --------------
-Each call is one request to the leading replica and one reply (`coordinator_client.py`); `documents.py` converts the reply to `-o json`.
+Each call is one request to the leading replica and one reply (`coordinator_client.py`); `answers.py` converts the reply to `-o json`.
 
     | command                                | call             | answer                                                     |
     |----------------------------------------|------------------|------------------------------------------------------------|

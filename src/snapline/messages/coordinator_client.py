@@ -129,7 +129,7 @@ class CoordinatorClient:
 
     `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A replica
     that does not lead names the leader; if a replica does not answer, the client tries the next until the call's time limit
-    (`replica_choice.py`). A call may therefore be made twice; calls that change state are idempotent by their subject.
+    (`ReplicaChoice`). A call may therefore be made twice; calls that change state are idempotent by their subject.
 
     All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
