@@ -1,4 +1,7 @@
-"""Result of a simulated run."""
+"""Result of a simulated run.
+
+Texts for numbers and guarantees, shared by all parts of a report.
+"""
 
 from typing import Literal
 
@@ -70,3 +73,52 @@ class Result(msgspec.Struct, kw_only=True):
     metrics: dict[str, float] = {}
     faults: list[ExecutedFault] = []
     unstubbed_steps: list[str] = msgspec.field(default_factory=list, name="steps_as_they_are")
+
+
+GUARANTEES: dict[str, str] = {
+    "G1": "No committed cut contains an orphan.",
+    "G2": "A committed cut's channel states hold exactly the in-transit messages, in order.",
+    "G3": "After recovery the fleet's state is one that a failure-free run could have reached; "
+    "every message takes effect exactly once.",
+    "G4": "Each epoch has exactly one outcome; complete means durable, whole and verified.",
+    "G5": "The recovery line is the unique maximal consistent one for the failures given.",
+    "G6": "A communication-induced protocol leaves no useless checkpoint; an RDT protocol no untracked dependency.",
+    "G7": "Garbage collection never deletes what a later recovery line could need.",
+    "G8": "What the coordinator acknowledged survives the loss of any minority of its replicas.",
+    "G9": "Nothing of an older incarnation is accepted anywhere.",
+    "G10": "Under faults within the stated budget, every epoch ends and every recovery finishes.",
+    "G11": "Damaged data is detected before it is used.",
+    "G12": "An effect's intent is durable before the effect; none is repeated without its key, "
+    "none discarded without its compensation.",
+    "core": "A core's own invariant holds after every event.",
+}
+"""Text of each guarantee by its name in `Violation.guarantee`."""
+
+VERDICTS: dict[str, str] = {
+    "pass": "Every guarantee held, and everything that had to happen did.",
+    "violation": "A guarantee did not hold.",
+    "undecided": "Nothing wrong was seen, but something that had to happen did not.",
+    "broken": "The harness or the user's code failed: this run says nothing about the guarantees.",
+}
+
+
+def seconds(time_ns: int) -> str:
+    """Format a time as `1.234567 s`, to the microsecond."""
+    return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d} s"
+
+
+def time_span(start_ns: int, end_ns: int) -> str:
+    """Format a time span as `1.000000 s to 2.000000 s`, or `from 1.000000 s on` if the end is 0."""
+    return f"{seconds(start_ns)} to {seconds(end_ns)}" if end_ns else f"from {seconds(start_ns)} on"
+
+
+def count(number: int, thing: str) -> str:
+    """Format a count: `1 agent`, `1,200 agents`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def value_words(value: float) -> str:
+    """Format a metric's value: integers without decimals, others with six significant digits."""
+    if abs(value) < 1e15 and value == int(value):
+        return f"{int(value):,}"
+    return f"{value:.6g}"

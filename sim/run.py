@@ -17,8 +17,7 @@ from snapline.agent_runtime.message_encoding import encode_body
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.faults import heal
-from snapline.sim.report.formatting import seconds
-from snapline.sim.result import Result, Verdict
+from snapline.sim.result import Result, Verdict, seconds
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.workloads.workload import GivenInputs

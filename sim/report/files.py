@@ -19,8 +19,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
 from snapline.sim.choices import Key, Record
-from snapline.sim.report.formatting import GUARANTEES, seconds
-from snapline.sim.result import ExecutedFault, Result
+from snapline.sim.result import GUARANTEES, ExecutedFault, Result, seconds
 from snapline.sim.scenario import format_toml
 from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 

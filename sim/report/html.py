@@ -10,9 +10,8 @@ import msgspec
 
 from snapline.diagrams.style import clean, picture, shortened, text
 from snapline.diagrams.style import page as framed
-from snapline.sim.report.formatting import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
-from snapline.sim.result import Result, Violation
+from snapline.sim.result import GUARANTEES, VERDICTS, Result, Violation, count, seconds, value_words
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 2_000

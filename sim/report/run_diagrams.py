@@ -23,8 +23,7 @@ from snapline.diagrams.event_history import INITIAL, PastEvents
 from snapline.diagrams.scene import Alarm, Arrow, Band, Bar, BarKind, Front, Place, Scene, Track, clock
 from snapline.diagrams.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
-from snapline.sim.report.formatting import count, seconds, time_span
-from snapline.sim.result import ExecutedFault, Result
+from snapline.sim.result import ExecutedFault, Result, count, seconds, time_span
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 

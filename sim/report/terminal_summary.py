@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.diagrams.style import clean, shortened
-from snapline.sim.report.formatting import count, seconds, time_span
-from snapline.sim.result import ExecutedFault, Result, Violation
+from snapline.sim.result import ExecutedFault, Result, Violation, count, seconds, time_span
 from snapline.sim.scenario import Scenario
 
 WIDTH = 96

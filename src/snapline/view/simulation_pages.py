@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.errors import NotFoundError
-from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_words
+from snapline.sim.result import GUARANTEES, VERDICTS, seconds, value_words
 from snapline.view.display_text import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import section, table
