@@ -37,7 +37,7 @@ from snapline.agent_runtime.message_encoding import describe_failure, state_deco
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
 from snapline.storage.capture.decoder import RestoredState, StateDecoder
 from snapline.storage.capture.image import Buffer, ChunkTable
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_EXTENSION,
     BLOB_MODULE,

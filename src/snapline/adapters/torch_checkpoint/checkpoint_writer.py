@@ -47,7 +47,7 @@ from snapline.adapters.torch_checkpoint.checkpoint_reader import (
 )
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.capture import tensors
+from snapline.storage.capture import numpy_and_torch
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import chunk_bytes_for
 from snapline.storage.capture.image import PART_BLOB, PART_TENSOR, CapturedPart, ChunkTable, SourceChunk, StateImage
@@ -141,7 +141,7 @@ def _captured(name: str, value: Any) -> CapturedPart:
         return CapturedPart(PART_BLOB, b"", len(whole), 0, chunks)
     try:
         plain = value.detach()
-        content, head = memoryview(tensors.bytes_of(plain)), tensors.head_of(plain)
+        content, head = memoryview(numpy_and_torch.bytes_of(plain)), numpy_and_torch.head_of(plain)
     except NotImplementedError as error:
         raise EncodingError(f"{name} cannot be saved: {error}") from error
     size = chunk_bytes_for(len(content))

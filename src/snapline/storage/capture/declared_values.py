@@ -32,8 +32,8 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import tensors
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture import numpy_and_torch
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_MODULE,
     HISTORY_MODULE,
@@ -553,7 +553,7 @@ def _rule_of_extension(kind: type) -> _Rule | None:
         name in _EXTENSIONS
         or kind is Pickled
         or (numpy is not None and issubclass(kind, numpy.ndarray | numpy.number | numpy.bool_ | numpy.random.Generator))
-        or tensors.is_tensor_class(kind)
+        or numpy_and_torch.is_tensor_class(kind)
     )
     return None if is_known else _REFUSED
 

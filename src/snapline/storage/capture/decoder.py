@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.storage.capture import tensors
+from snapline.storage.capture import numpy_and_torch
 from snapline.storage.capture.image import (
     PART_ARRAY,
     PART_BLOB,
@@ -260,7 +260,7 @@ class _Session:
         head = msgspec.msgpack.decode(part.head, type=ArrayHead)
         writable = bytearray(content) if memoryview(content).readonly else content
         if part.kind == PART_TENSOR:
-            return tensors.make_tensor(head.dtype, head.shape, writable)
+            return numpy_and_torch.make_tensor(head.dtype, head.shape, writable)
         if not head.is_tracked:
             return make_array(head, writable)
         from snapline.storage.capture import tracked

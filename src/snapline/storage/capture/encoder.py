@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import tensors
+from snapline.storage.capture import numpy_and_torch
 from snapline.storage.capture.declared_values import check_declared, survives_round_trip
 from snapline.storage.capture.image import (
     ARENA_IMAGES_MAX,
@@ -45,7 +45,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,
@@ -264,9 +264,9 @@ class _Capture:
             return self._add(value, self._array(value))
         if is_a(value, HISTORY_MODULE, "History") or is_a(value, BLOB_MODULE, "Blob"):
             return self._add(value, value.capture(self._base))  # type: ignore[attr-defined]  # both have it
-        if tensors.is_tensor(value) and tensors.size_of(value) >= ARRAY_PART_BYTES_MIN:
-            content = tensors.bytes_of(value)
-            return self._add(value, self._copied(PART_TENSOR, tensors.head_of(value), content))
+        if numpy_and_torch.is_tensor(value) and numpy_and_torch.size_of(value) >= ARRAY_PART_BYTES_MIN:
+            content = numpy_and_torch.bytes_of(value)
+            return self._add(value, self._copied(PART_TENSOR, numpy_and_torch.head_of(value), content))
         if self._allow_pickle and type(value) is Pickled:
             return self._pickled(pickled_bytes(value))
         return encode_value(value)
@@ -354,5 +354,5 @@ def _large_size_of(value: object) -> int | None:
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)
     else:
-        size = tensors.size_of(value) if tensors.is_tensor(value) else 0
+        size = numpy_and_torch.size_of(value) if numpy_and_torch.is_tensor(value) else 0
     return size if size >= ARRAY_PART_BYTES_MIN else None

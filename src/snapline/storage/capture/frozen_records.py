@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 
 TRUSTED_TYPES_MAX = 256
 """Number of types that a history remembers. A program has few; types created dynamically are only checked again."""

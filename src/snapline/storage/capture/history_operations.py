@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 
 APPEND = 1
 REPLACE = 2

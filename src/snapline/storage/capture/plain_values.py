@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import EncodingError, NotFoundError, UsageError
-from snapline.storage.capture import tensors
+from snapline.storage.capture import numpy_and_torch
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 from snapline.storage.capture.values import (
     GENERATOR_EXTENSION,
@@ -53,7 +53,7 @@ def _plain_array(array: SavedArray) -> object:
     writable = bytearray(content) if content.readonly else content
     if array.is_tensor:
         try:
-            return tensors.make_tensor(array.dtype, array.shape, writable)
+            return numpy_and_torch.make_tensor(array.dtype, array.shape, writable)
         except EncodingError as error:
             raise UsageError(str(error)) from error
     try:

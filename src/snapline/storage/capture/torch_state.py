@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError, UsageError
-from snapline.storage.capture import tensors
+from snapline.storage.capture import numpy_and_torch
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold, memory_of
 
 RECORD_VERSION = 1
@@ -340,8 +340,12 @@ def _refuse(what: str, names: list[str]) -> None:
 
 
 def _difference(name: str, saved: Any, present: Any) -> str:
-    if not tensors.is_tensor(saved) or not tensors.is_tensor(present):
-        return "" if tensors.is_tensor(saved) == tensors.is_tensor(present) else f"{name}: a tensor in one of both"
+    if not numpy_and_torch.is_tensor(saved) or not numpy_and_torch.is_tensor(present):
+        return (
+            ""
+            if numpy_and_torch.is_tensor(saved) == numpy_and_torch.is_tensor(present)
+            else f"{name}: a tensor in one of both"
+        )
     if _torch().nn.parameter.is_lazy(present) or (saved.shape, saved.dtype) == (present.shape, present.dtype):
         return ""
     return f"{name}: {tuple(saved.shape)} {saved.dtype} became {tuple(present.shape)} {present.dtype}"
@@ -352,7 +356,11 @@ def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
     first: dict[Any, str] = {}
     ties = {}
     for name, value in state_dict.items():
-        if tensors.is_tensor(value) and not _torch().nn.parameter.is_lazy(value) and (memory := memory_of(value)):
+        if (
+            numpy_and_torch.is_tensor(value)
+            and not _torch().nn.parameter.is_lazy(value)
+            and (memory := memory_of(value))
+        ):
             known = first.setdefault(memory, name)
             if known != name:
                 ties[name] = known
@@ -396,8 +404,8 @@ def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
     """Return `saved`, with tensors on the devices of those in `loaded`."""
-    if tensors.is_tensor(saved):
-        return saved.to(loaded.device) if tensors.is_tensor(loaded) else saved
+    if numpy_and_torch.is_tensor(saved):
+        return saved.to(loaded.device) if numpy_and_torch.is_tensor(loaded) else saved
     if type(saved) is dict and type(loaded) is dict:
         return {key: _as_saved(value, loaded.get(key)) for key, value in saved.items()}
     if type(saved) in (list, tuple) and type(loaded) is type(saved):

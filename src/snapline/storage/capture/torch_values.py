@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture import generators, numpy_and_torch
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 
 MARK = ""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -50,7 +50,7 @@ class TensorPlaces:
         Raises:
             NotImplementedError: the tensor is in another section, or cannot be saved.
         """
-        tensors.check_tensor(tensor)
+        numpy_and_torch.check_tensor(tensor)
         memory = memory_of(tensor)
         known = self._places.get(memory) if memory else None
         if known is None:
@@ -94,7 +94,7 @@ def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if tensors.is_tensor(value):
+    if numpy_and_torch.is_tensor(value):
         known = places.earlier(value, path)
         return value if known is None else {MARK: ["same", list(known)]}
     if kind is list:
@@ -149,7 +149,7 @@ class Unfolder:
 
     def unfold(self, plain: Any, path: _Path) -> Any:
         """Return the value that `plain` represents."""
-        if tensors.is_tensor(plain):
+        if numpy_and_torch.is_tensor(plain):
             self._tensors[path] = plain
             return plain
         if type(plain) is list:

@@ -29,8 +29,8 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture import generators, numpy_and_torch
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.values import (
     FAILURES,
     HISTORY_MODULE,
@@ -289,7 +289,7 @@ def _extent(value: Any) -> tuple[int, int] | None:
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
-    if tensors.is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
+    if numpy_and_torch.is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
         size = value.element_size()
         return _bounds(value.data_ptr(), tuple(value.shape), [size * stride for stride in value.stride()], size)
     return None
@@ -344,7 +344,7 @@ def _is_mutable(value: object) -> bool:
         or (numpy is not None and isinstance(value, numpy.ndarray))
         or is_a(value, HISTORY_MODULE, "History")
         or is_a(value, TORCH_STATE_MODULE, "TorchState")
-        or tensors.is_tensor(value)
+        or numpy_and_torch.is_tensor(value)
         or generators.is_generator(value)
         or generators.is_bit_generator(value)
     )
@@ -407,8 +407,8 @@ class _Attempt:
         numpy = numpy_if_loaded()
         if numpy is not None and isinstance(value, numpy.ndarray):
             check_array(value)
-        elif tensors.is_tensor(value):
-            tensors.check_tensor(value)
+        elif numpy_and_torch.is_tensor(value):
+            numpy_and_torch.check_tensor(value)
         elif self._allow_pickle and type(value) is Pickled:
             pickled_bytes(value)
         else:

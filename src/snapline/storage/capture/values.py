@@ -29,9 +29,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import generators, tensors
+from snapline.storage.capture import generators, numpy_and_torch
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.optional_numpy import numpy_if_loaded
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 
 ARRAY_EXTENSION = 1
 PART_EXTENSION = 2
@@ -104,9 +104,9 @@ def _encode_rare(value: Any) -> object:
         return msgspec.msgpack.Ext(RANDOM_EXTENSION, generators.encode_random(value))
     if generators.is_generator(value):
         return msgspec.msgpack.Ext(GENERATOR_EXTENSION, generators.encode_generator(value))
-    if tensors.is_tensor(value):
+    if numpy_and_torch.is_tensor(value):
         return msgspec.msgpack.Ext(
-            TENSOR_EXTENSION, with_head(tensors.head_of(value), tensors.bytes_of(value).tobytes())
+            TENSOR_EXTENSION, with_head(numpy_and_torch.head_of(value), numpy_and_torch.bytes_of(value).tobytes())
         )
     if is_a(value, TORCH_STATE_MODULE, "TorchState"):
         return value.record()  # plain data and tensors, as of now
@@ -243,7 +243,7 @@ def _decode_history(data: memoryview) -> object:
 
 def _decode_tensor(data: memoryview) -> object:
     head, content = split_head(data)
-    return tensors.make_tensor(head.dtype, head.shape, bytearray(content))
+    return numpy_and_torch.make_tensor(head.dtype, head.shape, bytearray(content))
 
 
 def _decode_blob(data: memoryview) -> object:

@@ -4,6 +4,8 @@ A tensor on any device is moved to the CPU and viewed as plain bytes in C order.
 (bfloat16, the 8-bit floats) need no special case. Dtype, shape and values are saved. The device
 (tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized
 tensors are refused: they would be restored as something else.
+
+Access to NumPy only if it is already loaded: without it there are no arrays, and importing it costs time.
 """
 
 import math
@@ -96,3 +98,9 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
     if size_bytes == 0:  # `frombuffer` refuses it
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(content, dtype=kind).reshape(shape)
+
+
+def numpy_if_loaded() -> Any:  # the module
+    """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is missing."""
+    module = sys.modules.get("numpy")
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
