@@ -81,11 +81,10 @@ if TYPE_CHECKING:
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.client_requests import AgentState
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
-    from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
     from snapline.storage.capture.torch_state import TorchState
     from snapline.storage.capture.tracked import mark_dirty, tracked_array
-    from snapline.storage.capture.values import Pickled
+    from snapline.storage.capture.values import Blob, Pickled
 
 __version__ = "0.1.0"
 
@@ -93,7 +92,7 @@ _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
     "AgentState": "snapline.messages.client_requests",
-    "Blob": "snapline.storage.capture.blob_value",
+    "Blob": "snapline.storage.capture.values",
     "Manual": "snapline.protocols.policy",
     "Certificates": "snapline.client.client",
     "CircuitBreaker": "snapline.agent_runtime.breaker",

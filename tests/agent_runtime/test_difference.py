@@ -25,10 +25,9 @@ from snapline.agent_runtime.snapshots.state_difference import (
     shown,
 )
 from snapline.errors import DamagedDataError, NotFoundError
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
 from snapline.storage.capture.saved_values import Content, SavedArray, read_state
-from snapline.storage.capture.values import ArrayHead, Pickled, encode_pickling
+from snapline.storage.capture.values import ArrayHead, Blob, Pickled, encode_pickling
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,

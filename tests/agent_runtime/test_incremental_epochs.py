@@ -23,9 +23,9 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture import sealed_journal
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ARENA_IMAGES_MAX, ArenaBusyError, ChunkTable
+from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line

@@ -18,11 +18,11 @@ from tests.agent_runtime.migrating import Plain, State, same, saved, worker
 from snapline.agent_runtime.agent import Agent
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, migrates, plain_of, plan_migration, state_of
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool, ChunkTable
+from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 # ---- what steps may return --------------------------------------------------------------------------------------------

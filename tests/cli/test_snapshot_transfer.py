@@ -247,8 +247,8 @@ def test_one_agent_alone(run: Run, store: Path) -> None:
 def test_every_kind_of_change_has_words(run: Run, tmp_path: Path) -> None:
     import numpy as np
 
-    from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
+    from snapline.storage.capture.values import Blob
     from snapline.storage.packs.checkpoint import InTransitMessage
 
     store = Store.create(tmp_path / "made")

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.decoder import RestoredState, buffer_for, decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool, Buffer, ChunkTable, StateImage
+from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.capture import chunking
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import CUT_BYTES_MIN, ChunkedState, chunk_image, compresses
 from snapline.storage.capture.content_defined import cut
 from snapline.storage.capture.history import History
@@ -31,6 +30,7 @@ from snapline.storage.capture.image import (
     StateImage,
     fresh_token,
 )
+from snapline.storage.capture.values import Blob
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 

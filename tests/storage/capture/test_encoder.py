@@ -20,7 +20,6 @@ from snapline.agent_runtime.message_encoding import encode_body, message_decoder
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import encoder as encoder_module
 from snapline.storage.capture import tracked
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.describe import plain
@@ -35,6 +34,7 @@ from snapline.storage.capture.image import (
     ArenaPool,
     ChunkTable,
 )
+from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import StatePart
 
 KIB, MIB = 1024, 1024 * 1024

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from tests.storage.capture.test_first_values import arrays, saved
 
 from snapline.errors import UsageError
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool
 from snapline.storage.capture.json_values import json_of
 from snapline.storage.capture.saved_values import read_record
-from snapline.storage.capture.values import Pickled
+from snapline.storage.capture.values import Blob, Pickled
 
 LIMIT = 2**20
 

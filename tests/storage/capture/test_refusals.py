@@ -22,12 +22,11 @@ from hypothesis import strategies as st
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import unsupported_state as refusals
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool
 from snapline.storage.capture.unsupported_state import check, explain
-from snapline.storage.capture.values import Pickled
+from snapline.storage.capture.values import Blob, Pickled
 
 
 class Worker(msgspec.Struct):

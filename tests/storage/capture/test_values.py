@@ -19,11 +19,10 @@ from tests.storage.capture.shelf import Memory, roundtrip
 
 from snapline.agent_runtime.message_encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import EncodingError
-from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import PART_BLOB, ArenaPool
-from snapline.storage.capture.values import Pickled
+from snapline.storage.capture.values import Blob, Pickled
 
 KIB = 1024
 

@@ -29,7 +29,7 @@ from snapline.adapters.langgraph.checkpoints import (
     split_write_name,
     write_name,
 )
-from snapline.storage.capture.blob_value import Blob
+from snapline.storage.capture.values import Blob
 
 MAIN = "main"
 """Default thread of a graph."""

@@ -249,7 +249,7 @@ class _Session:
         return made
 
     def _make_blob(self, part: StatePart, content: Buffer) -> object:
-        from snapline.storage.capture.blob_value import Blob
+        from snapline.storage.capture.values import Blob
 
         made = Blob.restore(part, content)
         self.tokens |= made.table_entries()

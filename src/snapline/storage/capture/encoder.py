@@ -282,7 +282,7 @@ class _Capture:
     def _pickled(self, data: bytes) -> object:
         if len(data) < PICKLE_PART_BYTES_MIN:
             return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + data)
-        from snapline.storage.capture.blob_value import Blob
+        from snapline.storage.capture.values import Blob
 
         self.parts.append(Blob(data).capture(self._base))
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_PART + msgspec.msgpack.encode(len(self.parts) - 1))

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import generators, numpy_and_torch
+from snapline.storage.capture import numpy_and_torch, values
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 
 MARK = ""
@@ -129,7 +129,7 @@ def _fold_rare(value: Any, path: _Path) -> Any:
         return value  # the encoder handles it
     if numpy is not None and isinstance(value, numpy.generic):
         return {MARK: ["number", numpy.array(value)]}
-    if type(value) is random.Random or generators.is_generator(value):
+    if type(value) is random.Random or values.is_generator(value):
         return value
     raise NotImplementedError(
         f"a {type(value).__module__}.{type(value).__qualname__} in {path_text(path)}: keep numbers, text, tensors, "

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import generators, numpy_and_torch
+from snapline.storage.capture import numpy_and_torch, values
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.values import (
     FAILURES,
@@ -223,7 +223,7 @@ def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
         return "[", itertools.count(), value
     if isinstance(value, set | frozenset):
         return "{", itertools.repeat(None), value
-    if generators.is_generator(value):
+    if values.is_generator(value):
         return ".", ("bit_generator",), (value.bit_generator,)
     if is_a(value, TORCH_STATE_MODULE, "TorchState"):
         return ".", itertools.repeat("tensor"), value.distinct_tensors()
@@ -345,8 +345,8 @@ def _is_mutable(value: object) -> bool:
         or is_a(value, HISTORY_MODULE, "History")
         or is_a(value, TORCH_STATE_MODULE, "TorchState")
         or numpy_and_torch.is_tensor(value)
-        or generators.is_generator(value)
-        or generators.is_bit_generator(value)
+        or values.is_generator(value)
+        or values.is_bit_generator(value)
     )
 
 

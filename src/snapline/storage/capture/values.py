@@ -17,10 +17,31 @@ them. The others are self-contained, in a state as in a message.
 The rule of this module: a value is restored equal and of the same class, or is refused when it is saved (G3). So subclasses that would
 lose their class are refused. No module is imported for the check: if a module
 is not loaded, its types have no instances. Nothing here runs code from the data, except a permitted pickle.
+
+`Blob`: opaque bytes in a state, such as a large document or a serialized model.
+
+A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
+same bytes shares most chunks with the old one, since the content decides where chunks are cut.
+
+Cutting takes 2 to 3 ns per byte: too long for the pause. So the first capture passes on the whole blob under one token,
+the first of a block that belongs to it. The worker (`chunking.py`) cuts it and numbers the chunks `token`, `token + 1`,
+… in its table. When that table is the base, the blob finds its chunks there. So the threads share nothing, and
+the blob itself remembers only one number. If the epoch fails, the next worker cuts again.
+
+The states of random generators: `random.Random` and `numpy.random.Generator`.
+
+A restored agent must draw the same numbers as the lost one would have drawn (G3). So all of a generator's state is saved: the
+bits, the value that `gauss` keeps for its next call, and the seed sequence from which NumPy's generators spawn others.
+
+    random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
+    numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
+
+Integers above 64 bits, which MessagePack lacks, are written as `{"": hexadecimal}`, arrays as `{"": [dtype, shape, bytes]}`.
 """
 
 import pickle
 import random
+import struct
 import sys
 import typing
 from collections.abc import Callable
@@ -28,10 +49,219 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from snapline.errors import EncodingError
-from snapline.storage.capture import generators, numpy_and_torch
-from snapline.storage.capture.image import Buffer
+from snapline.errors import DamagedDataError, EncodingError, UsageError
+from snapline.storage.capture import numpy_and_torch
+from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
+
+
+@typing.final
+class Blob:
+    """Opaque bytes that never change. Equal if the bytes are equal.
+
+    Raises:
+        UsageError: `data` is not a bytes-like object.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_references", "_token")
+
+    def __init__(self, data: Buffer = b"") -> None:
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise UsageError(f"a Blob holds bytes, not {type(data).__qualname__}: encode the value first")
+        self._data = bytes(data)  # no copy if they are bytes already
+        self._token = 0
+        self._references: list[ChunkReference] = []
+
+    @property
+    def data(self) -> bytes:
+        """The bytes."""
+        return self._data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __eq__(self, other: object) -> bool:
+        return self._data == other._data if isinstance(other, Blob) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._data)
+
+    def __repr__(self) -> str:
+        return f"<Blob of {len(self._data):,} bytes>"
+
+    def __copy__(self) -> "Blob":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Blob":
+        return self
+
+    def __reduce__(self) -> tuple[type["Blob"], tuple[bytes]]:
+        """Reduce without the token, which is meaningless in another process."""
+        return Blob, (self._data,)
+
+    def capture(self, base: ChunkTable | None) -> CapturedPart:
+        """Return the blob as a part; the cost does not depend on its size. Call only between two turns."""
+        if not self._token:
+            self._token = fresh_token()
+        size = len(self._data)
+        chunks = _unchanged(self._token, size, base)
+        if not chunks and size:
+            chunks = [SourceChunk(self._token, self._data, size)]
+        return CapturedPart(PART_BLOB, b"", size, 0, chunks)
+
+    @classmethod
+    def restore(cls, part: StatePart, buffer: Buffer) -> "Blob":
+        """Return a blob with a copy of the checked bytes in `buffer`.
+
+        Raises:
+            DamagedDataError: the lengths of buffer and part differ.
+        """
+        if part.contradiction() or memoryview(buffer).nbytes != part.size_bytes:
+            raise DamagedDataError("a blob of the state has another length than its chunks: restore an earlier epoch")
+        blob = cls(buffer)
+        blob._token, blob._references = fresh_token(), part.chunks()
+        return blob
+
+    def table_entries(self) -> dict[int, ChunkReference]:
+        """Return token → chunk as restored, for the first base, so that no chunk is stored again."""
+        return dict(enumerate(self._references, self._token))
+
+
+def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
+    """Return the chunks as in the base; empty if the base lacks any."""
+    chunks: list[SourceChunk] = []
+    known = {} if base is None else base.by_token
+    rest = size_bytes
+    while rest > 0:
+        reference = known.get(token + len(chunks))
+        if reference is None:
+            break
+        chunks.append(SourceChunk(token + len(chunks), None, reference.size_bytes))
+        rest -= reference.size_bytes
+    return chunks if rest == 0 else []
+
+
+BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+"""Names of NumPy's bit generators. Names in records are only looked up here."""
+
+_WORDS = struct.Struct("<625I")
+
+
+def encode_random(generator: random.Random) -> bytes:
+    """Return the state of a `random.Random`."""
+    version, words, gauss = generator.getstate()
+    return msgspec.msgpack.encode((version, _WORDS.pack(*words), gauss))
+
+
+def decode_random(data: memoryview) -> random.Random:
+    """Return a generator that continues where the saved one stopped.
+
+    Raises:
+        EncodingError, msgspec.DecodeError: the bytes are not such a state.
+    """
+    version, words, gauss = msgspec.msgpack.decode(data, type=tuple[int, bytes, float | None])
+    made = random.Random(0)
+    try:
+        made.setstate((version, _WORDS.unpack(words), gauss))
+    except (struct.error, TypeError, ValueError) as error:
+        raise EncodingError(f"the saved state of a random.Random cannot be used: {error}") from error
+    return made
+
+
+def is_generator(value: object) -> bool:
+    """Return whether `value` is a `numpy.random.Generator`."""
+    numpy_random = sys.modules.get("numpy.random")
+    kind = getattr(numpy_random, "Generator", None)  # None while NumPy is being imported
+    return kind is not None and type(value) is kind
+
+
+def is_bit_generator(value: object) -> bool:
+    """Return whether `value` is a NumPy bit generator."""
+    kind = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def encode_generator(generator: Any) -> bytes:
+    """Return the state of a `numpy.random.Generator`.
+
+    Raises:
+        NotImplementedError: its bit generator is not one of NumPy's own.
+    """
+    bits = generator.bit_generator
+    name = type(bits).__name__
+    if name not in BIT_GENERATORS or type(bits) is not getattr(sys.modules["numpy.random"], name):
+        raise NotImplementedError(
+            f"NumPy generators over a {type(bits).__qualname__}: use one of {', '.join(BIT_GENERATORS)}"
+        )
+    return msgspec.msgpack.encode((name, _plain(bits.state), _plain(_seeds_of(bits))))
+
+
+def decode_generator(data: memoryview) -> Any:
+    """Return a generator that continues where the saved one stopped.
+
+    Raises:
+        EncodingError, msgspec.DecodeError: the bytes are not such a state.
+    """
+    name, state, seeds = msgspec.msgpack.decode(data, type=tuple[str, Any, Any])
+    if name not in BIT_GENERATORS:
+        raise EncodingError(
+            f"the saved NumPy generator runs on {name[:40]!r}, which is not known: use a newer snapline"
+        )
+    from numpy import random as numpy_random
+
+    try:
+        seed = 0 if seeds is None else numpy_random.SeedSequence(**_from_plain(seeds))
+        bits = getattr(numpy_random, name)(seed)
+        bits.state = _from_plain(state)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise EncodingError(f"the saved state of a NumPy generator cannot be used: {error!r}") from error
+    return numpy_random.Generator(bits)
+
+
+def _seeds_of(bits: Any) -> dict[str, Any] | None:
+    """Return the seeds from which `spawn` continues; None for legacy seeding, which cannot spawn."""
+    seeds: Any = getattr(bits, "seed_seq", None)
+    if type(seeds) is not sys.modules["numpy.random"].SeedSequence:
+        return None
+    return {
+        "entropy": seeds.entropy,
+        "spawn_key": tuple(seeds.spawn_key),
+        "pool_size": seeds.pool_size,
+        "n_children_spawned": seeds.n_children_spawned,
+    }
+
+
+def _plain(value: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, numpy.ndarray):
+        return {"": [value.dtype.str, value.shape, value.tobytes()]}
+    if isinstance(value, numpy.generic):
+        value = value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {"": f"{value:x}"}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "" not in value:
+        return {key: _from_plain(item) for key, item in value.items()}
+    special = value[""]
+    if isinstance(special, str):
+        return int(special, 16)
+    import numpy
+
+    dtype, shape, content = special
+    return numpy.frombuffer(content, dtype=dtype).reshape(shape).copy()
+
 
 ARRAY_EXTENSION = 1
 PART_EXTENSION = 2
@@ -101,9 +331,9 @@ def _encode_rare(value: Any) -> object:
     if is_a(value, BLOB_MODULE, "Blob"):
         return msgspec.msgpack.Ext(BLOB_EXTENSION, value.data)
     if type(value) is random.Random:
-        return msgspec.msgpack.Ext(RANDOM_EXTENSION, generators.encode_random(value))
-    if generators.is_generator(value):
-        return msgspec.msgpack.Ext(GENERATOR_EXTENSION, generators.encode_generator(value))
+        return msgspec.msgpack.Ext(RANDOM_EXTENSION, encode_random(value))
+    if is_generator(value):
+        return msgspec.msgpack.Ext(GENERATOR_EXTENSION, encode_generator(value))
     if numpy_and_torch.is_tensor(value):
         return msgspec.msgpack.Ext(
             TENSOR_EXTENSION, with_head(numpy_and_torch.head_of(value), numpy_and_torch.bytes_of(value).tobytes())
@@ -257,8 +487,8 @@ def _refuse_pickle(data: memoryview) -> object:
 _DECODERS: dict[int, Callable[[memoryview], object]] = {
     ARRAY_EXTENSION: _decode_array,
     HISTORY_EXTENSION: _decode_history,
-    RANDOM_EXTENSION: generators.decode_random,
-    GENERATOR_EXTENSION: generators.decode_generator,
+    RANDOM_EXTENSION: decode_random,
+    GENERATOR_EXTENSION: decode_generator,
     PICKLE_EXTENSION: _refuse_pickle,
     TENSOR_EXTENSION: _decode_tensor,
     BLOB_EXTENSION: _decode_blob,
@@ -311,6 +541,6 @@ def _make_history(record_type: Any, records: Buffer) -> object:
 
 
 def _make_blob(data: bytes) -> object:
-    from snapline.storage.capture.blob_value import Blob
+    pass
 
     return Blob(data)
