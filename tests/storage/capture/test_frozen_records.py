@@ -9,8 +9,7 @@ import pytest
 from tests.storage.capture.segments_kept import Message, message, read, take
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.frozen_records import is_immutable_type
-from snapline.storage.capture.history import History
+from snapline.storage.capture.history import History, is_immutable_type
 
 
 class Color(enum.Enum):

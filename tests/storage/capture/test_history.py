@@ -13,11 +13,12 @@ from hypothesis import example, given, settings
 from tests.storage.capture.segments_kept import Kept, Message, message, new_bytes, read, take
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import history_segments
-from snapline.storage.capture.history import LOG_RECORDS_MIN, History
-from snapline.storage.capture.history_segments import (
+from snapline.storage.capture import history as history_module
+from snapline.storage.capture.history import (
+    LOG_RECORDS_MIN,
     MERGED_SEGMENTS,
     OPEN_SEGMENTS_MAX,
+    History,
     Segment,
     add,
     first_open_index,
@@ -91,7 +92,7 @@ actions = st.one_of(
 def test_any_capture_gives_the_list_whatever_became_of_those_before(steps: list[Any], target_bytes: int) -> None:
     """A base may be any complete checkpoint, or none; others were aborted; agents go back to earlier ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history_segments, "SEGMENT_BYTES_MAX", target_bytes)
+        patch.setattr(history_module, "SEGMENT_BYTES_MAX", target_bytes)
         _run(steps)
 
 
@@ -155,7 +156,7 @@ def test_a_base_that_lacks_a_segment_gets_it_although_its_bytes_were_dropped() -
 def test_bytes_of_segments_do_not_stay_in_memory() -> None:
     history = History([message(i, 1000) for i in range(5000)])
     history.capture(take(history, None).table())
-    assert sum(len(s.data) for s in history._segments if s.data is not None) <= history_segments.SEGMENT_BYTES_MAX
+    assert sum(len(s.data) for s in history._segments if s.data is not None) <= history_module.SEGMENT_BYTES_MAX
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -164,7 +165,7 @@ def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
 ) -> None:
     """M is made smaller, so that 1000 captures fill many segments."""
     target = 4096
-    monkeypatch.setattr(history_segments, "SEGMENT_BYTES_MAX", target)
+    monkeypatch.setattr(history_module, "SEGMENT_BYTES_MAX", target)
     draw, history, base, written = random.Random(seed), History[Message](), None, 0
     lengths = ([20], [350], [20, 20, 20, 4500], [1, 2500, 150], [1400])[seed]
     for number in range(1000):
@@ -220,11 +221,11 @@ def test_many_records_may_be_put_in_the_middle(stop: int) -> None:
 def test_no_content_is_longer_than_asked_for() -> None:
     history = History(message(i, i % 700) for i in range(3000))
     base = take(history, None)
-    assert max(map(len, base.contents)) <= history_segments.SEGMENT_BYTES_MAX and len(base.contents) < 9
+    assert max(map(len, base.contents)) <= history_module.SEGMENT_BYTES_MAX and len(base.contents) < 9
     history.append(message(0, 1_000_000))
     history.extend(message(i, i % 700) for i in range(3000))
     sizes = [chunk.size_bytes for chunk in history.capture(base.table()).chunks]
-    assert [size > history_segments.SEGMENT_BYTES_MAX for size in sizes].count(True) == 1
+    assert [size > history_module.SEGMENT_BYTES_MAX for size in sizes].count(True) == 1
 
 
 def test_what_was_handed_out_is_not_encoded_again_while_no_epoch_completes() -> None:

@@ -19,17 +19,51 @@ capture changes nothing. Any number of epochs may abort: a segment keeps its byt
 only cleared when it has become a segment.
 
 A record is encoded once, so it must not change: see `frozen_records.py`. All methods belong to the agent's event loop.
+
+The segments of a history: immutable contents, each one chunk of the store.
+
+The problem: a capture that writes only the appended records leaves one small segment behind. After ten thousand captures a
+checkpoint would name ten thousand segments. Merging all of them each time would write everything each time.
+
+So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size
+of a segment. A segment of M/2 or more is *full* and never merged again. The others are *open* and fall into
+tiers, each eight times the one below. Only the segments after the last full one are merged:
+
+    eight segments of a tier, or of lower ones, in a row at the end      become one
+    the open ones together exceed M                                      the first of them become a full one
+    a full one arrives                                                   the open ones before it become one
+
+Each byte is written once, and again for each tier that it climbs: twice more for captures of 11 KB, three times for small
+ones. Invariants: (1) the contents, joined, always give the same list. (2) Open segments together have at most M bytes, and there
+are at most `OPEN_SEGMENTS_MAX`. (3) Of two neighbours among the others, at least one is full. So there are at most
+4 total / M + 1 of them, and for segments appended in order about total / M.
+
+Bytes are kept in memory only where they may be needed: of open segments, for merging, and of full ones until a base contains
+them. A token identifies the segment in the table of the base; a merged segment gets a new one.
+
+Checks that records of a history cannot change after they were appended.
+
+A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
+contents. So mutable records are refused when they are appended.
+
+Inspecting each record would cost more than appending it. So the declared types of the fields of a frozen struct or dataclass
+are inspected once. If they exclude mutable values, further records of that type are accepted unchecked.
 """
 
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import types
 import typing
+import uuid
 from collections.abc import Iterable, Iterator, MutableSequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.storage.capture import history_segments
-from snapline.storage.capture.frozen_records import check_record
 from snapline.storage.capture.history_operations import (
     APPEND,
     DELETE,
@@ -41,9 +75,219 @@ from snapline.storage.capture.history_operations import (
     encode_operations,
     encode_records,
 )
-from snapline.storage.capture.history_segments import Segment, segment_bytes
 from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
+from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
+
+SEGMENT_BYTES_MAX = 256 * 1024
+"""M for histories below 256 MiB: an 11 MB history has some 50 segments, and merging one takes 0.1 ms."""
+
+SEGMENTS_MAX = 1024
+"""Number of segments beyond which M grows with the history: each capture walks the list of segments, at some 0.1 µs each."""
+
+MERGED_SEGMENTS = 8
+"""Number of segments of a tier that are merged. Fewer would write bytes more often; more would leave more segments in checkpoints (37 bytes each)."""
+
+_TIERS = 3
+"""Number of open tiers: below M/128, below M/16, below M/2."""
+
+OPEN_SEGMENTS_MAX = MERGED_SEGMENTS * _TIERS
+
+
+class Segment(msgspec.Struct):
+    """A segment of a history.
+
+    Attributes:
+        token: identifies its content.
+        size_bytes: length of its content.
+        data: content; None if a base contains the segment and it will not be merged again.
+    """
+
+    token: int
+    size_bytes: int
+    data: bytes | None
+
+
+def segment_bytes(live_bytes: int) -> int:
+    """Return M for a history whose records take `live_bytes` bytes."""
+    return max(SEGMENT_BYTES_MAX, live_bytes // SEGMENTS_MAX)
+
+
+def is_full(size_bytes: int, target_bytes: int) -> bool:
+    """Return whether a segment of this size is never merged again."""
+    return 2 * size_bytes >= target_bytes
+
+
+def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
+    """Append a content as a segment, and merge. `target_bytes` is M."""
+    first = first_open_index(segments, target_bytes)
+    if is_full(len(content), target_bytes):
+        _merge(segments, first, len(segments))
+        segments.append(Segment(fresh_token(), len(content), content))
+        return
+    segments.append(Segment(fresh_token(), len(content), content))
+    first = _fill(segments, first, target_bytes)
+    _merge_tiers(segments, first, target_bytes)
+
+
+def first_open_index(segments: list[Segment], target_bytes: int) -> int:
+    """Return the index of the first open segment; the length of the list if there is none.
+
+    A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
+    """
+    index = len(segments)
+    while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
+        index -= 1
+    return index
+
+
+def fill_open_segments(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
+    """Fill in the bytes of the last, open segments, so that they can be merged; `contents` is that of all segments, joined."""
+    end = len(contents)
+    for segment in reversed(segments):
+        start = end - segment.size_bytes
+        if is_full(segment.size_bytes, target_bytes):
+            return
+        segment.data, end = bytes(contents[start:end]), start
+
+
+def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
+    """Make full segments of the first open ones while all of them exceed M; return the new index of the first open one."""
+    while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
+        end, size = first, 0
+        while size + segments[end].size_bytes <= target_bytes:
+            size += segments[end].size_bytes
+            end += 1
+        _merge(segments, first, end)  # now over M/2, as the next one has less than M/2 and did not fit
+        first += 1
+    return first
+
+
+def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None:
+    while len(segments) - first >= MERGED_SEGMENTS:
+        tier = _tier(segments[-1].size_bytes, target_bytes)
+        start = len(segments)
+        while start > first and _tier(segments[start - 1].size_bytes, target_bytes) <= tier:
+            start -= 1
+        if len(segments) - start < MERGED_SEGMENTS:
+            return
+        _merge(segments, start, len(segments))
+        if is_full(segments[-1].size_bytes, target_bytes):
+            return
+
+
+def _tier(size_bytes: int, target_bytes: int) -> int:
+    """Return the tier of a segment: 0 for the smallest; each tier is eight times the one below."""
+    return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
+
+
+def _merge(segments: list[Segment], start: int, end: int) -> None:
+    if end - start < 2:
+        return
+    content = b"".join([segment.data for segment in segments[start:end] if segment.data is not None])
+    segments[start:end] = [Segment(fresh_token(), len(content), content)]
+
+
+TRUSTED_TYPES_MAX = 256
+"""Number of types that a history remembers. A program has few; types created dynamically are only checked again."""
+
+_ATOMS = (
+    *(str, bytes, int, float, bool, types.NoneType, decimal.Decimal, uuid.UUID),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, msgspec.UnsetType),
+)
+_ATOM_TYPES = frozenset(_ATOMS)
+
+
+def check_record(record: Any, trusted: set[type]) -> None:
+    """Refuse a record that is mutable. Adds its type to `trusted` if no record of that type can change.
+
+    Raises:
+        EncodingError: names the type and its place in the record.
+    """
+    kind: Any = type(record)
+    try:
+        reason = _mutable_part(record, kind.__qualname__)
+    except RecursionError:
+        reason = f"a {kind.__qualname__} is nested too deeply"
+    if reason:
+        raise EncodingError(
+            f"a History takes records that cannot change, and {reason}: use a frozen msgspec.Struct, a frozen dataclass, "
+            "a tuple, or plain values"
+        )
+    if is_immutable_type(kind):
+        if len(trusted) >= TRUSTED_TYPES_MAX:
+            trusted.clear()
+        trusted.add(kind)
+
+
+def _mutable_part(value: object, where: str) -> str:
+    """Return a description of the mutable part of `value`; empty if there is none."""
+    kind = type(value)
+    if _is_atom(kind):
+        return ""
+    if isinstance(value, tuple | frozenset):
+        inner = [
+            (f"{where}[{i}]" if isinstance(value, tuple) else f"an element of {where}", x) for i, x in enumerate(value)
+        ]
+    elif is_frozen(kind):
+        inner = [(f"{where}.{name}", getattr(value, name, None)) for name in _fields(kind)]
+    else:
+        return f"{where} is a {kind.__qualname__}" if kind.__qualname__ != where else f"{where} can"
+    return next(filter(None, (_mutable_part(x, place) for place, x in inner)), "")
+
+
+def is_frozen(kind: type) -> bool:
+    """Return whether `kind` is a frozen struct or a frozen dataclass."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
+    return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed lacks it
+
+
+def _is_atom(kind: type) -> bool:
+    if kind in _ATOM_TYPES or issubclass(kind, enum.Enum):
+        return True
+    numpy = numpy_if_loaded()
+    return numpy is not None and issubclass(kind, numpy.bool_ | numpy.integer | numpy.floating)
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
+def is_immutable_type(kind: type[Any]) -> bool:
+    """Return whether no value of exactly this type can change, judged by the declared types of its fields."""
+    if _is_atom(kind):
+        return True
+    if not is_frozen(kind):
+        return False
+    try:
+        return _has_immutable_fields(kind, (kind,))
+    except Exception:  # for unresolvable names, each record is inspected
+        return False
+
+
+def _has_immutable_fields(kind: type, outer: tuple[type, ...]) -> bool:
+    hints = typing.get_type_hints(kind)
+    return all(_is_immutable_hint(hints.get(name, Any), outer) for name in _fields(kind))
+
+
+def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
+    """Return whether no value of this type can change. `outer`: the containing types; recursion adds nothing."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return True
+    if origin is typing.Annotated:
+        return _is_immutable_hint(inner[0], outer)
+    if origin in (typing.Union, types.UnionType, tuple, frozenset):
+        return bool(inner) and all(part is ... or _is_immutable_hint(part, outer) for part in inner)
+    if not isinstance(hint, type) or origin is not None:
+        return False
+    if is_frozen(hint) and hint not in outer and not hint.__subclasses__():
+        return _has_immutable_fields(hint, (*outer, hint))
+    return _is_atom(hint) or hint in outer
+
 
 T = TypeVar("T")
 
@@ -310,7 +554,7 @@ class History(MutableSequence[T], Generic[T]):
         except EncodingError:
             return False
         for content in contents:
-            history_segments.add(self._segments, content, target)
+            add(self._segments, content, target)
         return True
 
     def _encode_all(self, target: int) -> None:
@@ -320,7 +564,7 @@ class History(MutableSequence[T], Generic[T]):
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
         """Return the part. Drops the bytes of full segments that a base contains."""
-        chunks, first_open = [], history_segments.first_open_index(self._segments, target)
+        chunks, first_open = [], first_open_index(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
             chunks.append(SourceChunk(segment.token, None if is_known else segment.data, segment.size_bytes))
@@ -359,7 +603,7 @@ class History(MutableSequence[T], Generic[T]):
         live = min(sum(replay.sizes_bytes), part.size_bytes)
         history._records, history._log = replay.records, []
         history._dead_bytes = part.size_bytes - live
-        history_segments.fill_open_segments(history._segments, view, segment_bytes(live))
+        fill_open_segments(history._segments, view, segment_bytes(live))
         return history
 
     @classmethod
