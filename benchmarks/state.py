@@ -40,7 +40,7 @@ from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool, ChunkTable, StateImage, map_memory
 from snapline.storage.capture.torch_state import TorchState
-from snapline.storage.capture.tracked import tracked_array
+from snapline.storage.capture.tracked_arrays import tracked_array
 from snapline.storage.disk.local_disk import LocalDisk, write_once
 from snapline.storage.disk.record import digest_of
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.history import History
     from snapline.storage.capture.torch_state import TorchState
-    from snapline.storage.capture.tracked import mark_dirty, tracked_array
+    from snapline.storage.capture.tracked_arrays import mark_dirty, tracked_array
     from snapline.storage.capture.values import Blob, Pickled
 
 __version__ = "0.1.0"
@@ -128,11 +128,11 @@ _HOMES = {
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.turn_environment",
-    "mark_dirty": "snapline.storage.capture.tracked",
+    "mark_dirty": "snapline.storage.capture.tracked_arrays",
     "migrates": "snapline.agent_runtime.migrations",
     "open_store": "snapline.agent_runtime.snapshots.reader",
     "open_trace": "snapline.client.trace_analysis",
-    "tracked_array": "snapline.storage.capture.tracked",
+    "tracked_array": "snapline.storage.capture.tracked_arrays",
 }
 
 __all__ = [

@@ -19,7 +19,7 @@ from tests.storage.capture.shelf import Memory, Shelf, Turn, roundtrip, same
 from snapline.agent_runtime.message_encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import encoder as encoder_module
-from snapline.storage.capture import tracked
+from snapline.storage.capture import tracked_arrays
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.describe import plain
@@ -155,21 +155,21 @@ def test_the_next_capture_of_a_restored_state_stores_nothing_anew() -> None:
 
 
 def test_only_what_changed_in_a_tracked_array_is_copied() -> None:
-    array = tracked.adopt(np.zeros(4 * MIB, "u1"))
+    array = tracked_arrays.adopt(np.zeros(4 * MIB, "u1"))
     state, object_stream, pool = Memory(arrays={"a": array}), Shelf(), ArenaPool()
     encoder = StateEncoder(pool)
     _, base = object_stream.store(encoder.encode(state))
     array[5] = 7
     image = encoder.encode(state, base)
     skeleton = image.skeleton
-    if tracked.tracker_of(array) is not None:  # a kernel that can
+    if tracked_arrays.tracker_of(array) is not None:  # a kernel that can
         assert sum(len(chunk.data or b"") for chunk in image.parts[0].chunks) <= 64 * CHUNK_BYTES // 2
         assert 0 < pool.taken_bytes <= 4 * MIB
     parts, _ = object_stream.store(image)
     assert pool.taken_bytes == 0
     restored = decode_state(Memory, skeleton, parts, object_stream.contents(parts))
     back = restored.state.arrays["a"]
-    assert same(back, array) and tracked.is_tracked(back) == tracked.is_tracked(array)
+    assert same(back, array) and tracked_arrays.is_tracked(back) == tracked_arrays.is_tracked(array)
 
 
 # ---- buffers --------------------------------------------------------------------------------------------------------

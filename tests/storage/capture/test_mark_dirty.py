@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.storage.capture.tracking_play import CHUNK_BYTES, ROW_ITEMS, ROWS, Array, Pool, captured_bytes, chunks_of
 
 from snapline.errors import UsageError
-from snapline.storage.capture import tracked, trackers
+from snapline.storage.capture import tracked_arrays
 
 
 @pytest.fixture(autouse=True)
 def no_checks_after() -> Iterator[None]:
     yield
-    tracked.checking(False)
+    tracked_arrays.checking(False)
 
 
 def mark_oracle(array: Array, view: Array, rows: Any) -> set[int]:
@@ -59,11 +59,11 @@ def test_marks_mean_what_numpy_means(view_of: Callable[[Array], Array], rows: An
         rows %= len(view)
     if isinstance(rows, list | numpy.ndarray) and len(rows) and numpy.asarray(rows).dtype != bool:
         rows = numpy.asarray(rows, numpy.int64) % len(view) - (seed % 2) * len(view)
-    tracked.mark_dirty(array, 0)
+    tracked_arrays.mark_dirty(array, 0)
     base = chunks_of(array, None, Pool())
-    tracked.mark_dirty(view, rows)
-    tracker = tracked.tracker_of(array)
-    assert isinstance(tracker, trackers.MarkTracker) and tracker.dirty is not None
+    tracked_arrays.mark_dirty(view, rows)
+    tracker = tracked_arrays.tracker_of(array)
+    assert isinstance(tracker, tracked_arrays.MarkTracker) and tracker.dirty is not None
     marked = set(tracker.dirty.nonzero()[0].tolist())
     touched = mark_oracle(array, view, rows if not isinstance(rows, list) else numpy.asarray(rows, numpy.int64))
     assert touched <= marked
@@ -78,25 +78,25 @@ def test_marks_mean_what_numpy_means(view_of: Callable[[Array], Array], rows: An
 def test_rows_that_are_not_there_are_refused(rows: Any) -> None:
     array = numpy.zeros((ROWS, ROW_ITEMS))
     with pytest.raises(UsageError, match="mark_dirty"):
-        tracked.mark_dirty(array, rows)
+        tracked_arrays.mark_dirty(array, rows)
 
 
 @pytest.mark.parametrize("value", [[1, 2], numpy.zeros(()), None, numpy.float64(1)])
 def test_only_arrays_with_rows_are_marked(value: Any) -> None:
     with pytest.raises(UsageError, match="an array with rows"):
-        tracked.mark_dirty(value, 0)
+        tracked_arrays.mark_dirty(value, 0)
 
 
 def test_marks_through_another_array_over_the_same_memory_count() -> None:
     """As after `numpy.frombuffer`, twice."""
     buffer = bytearray(10 * CHUNK_BYTES)
     one, other = numpy.frombuffer(buffer, "u1"), numpy.frombuffer(buffer, "u4")[100:]
-    tracked.mark_dirty(one, 0)
+    tracked_arrays.mark_dirty(one, 0)
     base = chunks_of(one, None, Pool())
     other[3 * CHUNK_BYTES // 4] = 7
-    tracked.mark_dirty(other, 3 * CHUNK_BYTES // 4)
+    tracked_arrays.mark_dirty(other, 3 * CHUNK_BYTES // 4)
     assert captured_bytes(one, base) == CHUNK_BYTES
-    assert tracked.tracker_of(other) is None
+    assert tracked_arrays.tracker_of(other) is None
 
 
 @pytest.mark.parametrize("is_many", [False, True])
@@ -104,47 +104,47 @@ def test_marks_that_reach_beyond_the_memory_count_inside(is_many: bool) -> None:
     buffer = bytearray(10 * CHUNK_BYTES)
     inner = numpy.frombuffer(buffer, "u1", 4 * CHUNK_BYTES, 2 * CHUNK_BYTES)
     outer = numpy.frombuffer(buffer, "u1").reshape(2, -1)
-    tracked.mark_dirty(inner, 0)
+    tracked_arrays.mark_dirty(inner, 0)
     base = chunks_of(inner, None, Pool())
     outer[0] = 7
-    tracked.mark_dirty(outer, [0] if is_many else 0)
+    tracked_arrays.mark_dirty(outer, [0] if is_many else 0)
     assert captured_bytes(inner, base) == 3 * CHUNK_BYTES
-    tracked.mark_dirty(outer, [0, 1] if is_many else slice(None))
+    tracked_arrays.mark_dirty(outer, [0, 1] if is_many else slice(None))
     assert captured_bytes(inner, base) == 4 * CHUNK_BYTES
     chunks_of(inner, base, Pool())
-    tracked.mark_dirty(outer.reshape(-1)[: 2 * CHUNK_BYTES], [0] if is_many else slice(None))
-    tracker = tracked.tracker_of(inner)
-    assert isinstance(tracker, trackers.MarkTracker) and tracker.dirty is not None and not tracker.dirty.any()
+    tracked_arrays.mark_dirty(outer.reshape(-1)[: 2 * CHUNK_BYTES], [0] if is_many else slice(None))
+    tracker = tracked_arrays.tracker_of(inner)
+    assert isinstance(tracker, tracked_arrays.MarkTracker) and tracker.dirty is not None and not tracker.dirty.any()
 
 
 @pytest.mark.parametrize("is_many", [False, True])
 def test_forgotten_mark_is_found_by_the_check(is_many: bool) -> None:
-    tracked.checking(True)
+    tracked_arrays.checking(True)
     array = numpy.zeros((ROWS, 100), numpy.int16)
-    tracked.mark_dirty(array, 0)
+    tracked_arrays.mark_dirty(array, 0)
     chunks_of(array, None, Pool())
     array[[3, 4, 5]] = 1
-    tracked.mark_dirty(array, [3, 5] if is_many else slice(5, 2, -2))
+    tracked_arrays.mark_dirty(array, [3, 5] if is_many else slice(5, 2, -2))
     for _ in range(2):  # it is not forgotten by having been told once
         with pytest.raises(UsageError, match=r"shape \(41, 100\) and dtype int16: row 4 changed without a mark"):
             chunks_of(array, None, Pool())
-    tracked.mark_dirty(array, 4)
+    tracked_arrays.mark_dirty(array, 4)
     chunks_of(array, None, Pool())
 
 
 def test_forgotten_mark_goes_unseen_without_the_check() -> None:
     """It is a promise. This pins what breaking it means."""
     array = numpy.zeros((ROWS, ROW_ITEMS))
-    tracked.mark_dirty(array, 0)
+    tracked_arrays.mark_dirty(array, 0)
     base = chunks_of(array, None, Pool())
     array[3] = 1
     assert captured_bytes(array, base) == 0
 
 
 def test_check_names_some_of_many_rows() -> None:
-    tracked.checking(True)
+    tracked_arrays.checking(True)
     array = numpy.zeros((ROWS, 3))
-    tracked.mark_dirty(array, 0)
+    tracked_arrays.mark_dirty(array, 0)
     chunks_of(array, None, Pool())
     array[1:21] = 1
     with pytest.raises(UsageError, match="rows 1, 2, 3, 4, 5, 6, 7, 8 and 12 more changed"):

@@ -25,16 +25,16 @@ from tests.storage.capture.tracking_play import (
 )
 
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
-from snapline.storage.capture import array_memory, tracked, trackers, write_tracking
+from snapline.storage.capture import tracked_arrays, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
 from snapline.storage.packs.checkpoint import ChunkReference
 
 
 @pytest.fixture(autouse=True)
 def small_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tracked, "TRACKED_BYTES_MIN", 1)
+    monkeypatch.setattr(tracked_arrays, "TRACKED_BYTES_MIN", 1)
     yield
-    tracked.checking(False)
+    tracked_arrays.checking(False)
 
 
 numbers = st.integers(0, 10_000)
@@ -46,14 +46,14 @@ both = pytest.mark.parametrize("is_marked", [pytest.param(False, marks=needs_ker
 @settings(max_examples=100, deadline=None)
 @given(operations=st.lists(st.tuples(names, numbers, numbers), max_size=25))
 def test_image_is_the_array_whatever_was_aborted(is_marked: bool, operations: list[Operation]) -> None:
-    trackers.BUSY_CAPTURES_MAX, before = 10**9, trackers.BUSY_CAPTURES_MAX
-    tracked.TRACKED_BYTES_MIN = 1
-    tracked.checking(is_marked)
+    tracked_arrays.BUSY_CAPTURES_MAX, before = 10**9, tracked_arrays.BUSY_CAPTURES_MAX
+    tracked_arrays.TRACKED_BYTES_MIN = 1
+    tracked_arrays.checking(is_marked)
     try:
         make_play(is_marked=is_marked).run(operations)
     finally:
-        trackers.BUSY_CAPTURES_MAX = before
-        tracked.checking(False)
+        tracked_arrays.BUSY_CAPTURES_MAX = before
+        tracked_arrays.checking(False)
 
 
 def is_found(*, is_marked: bool) -> bool:
@@ -72,19 +72,19 @@ def is_found(*, is_marked: bool) -> bool:
 def mutant_aborted_capture_counts_as_base(patch: pytest.MonkeyPatch) -> None:
     """What did not change since the last capture is left out, though the base may be older."""
 
-    def copied(self: trackers.Tracker, content: Array, missing: list[int], view: memoryview) -> list[SourceChunk]:
+    def copied(self: tracked_arrays.Tracker, content: Array, missing: list[int], view: memoryview) -> list[SourceChunk]:
         before: set[int] = getattr(self, "before", set())
         self.before = {chunk.token for chunk in self.clean}  # type: ignore[attr-defined]  # of the mutant
         return right(
             self, content, [place for place in missing if self.clean[place].token not in before] or missing, view
         )
 
-    right = trackers.Tracker._copied
-    patch.setattr(trackers.Tracker, "_copied", copied)
+    right = tracked_arrays.Tracker._copied
+    patch.setattr(tracked_arrays.Tracker, "_copied", copied)
 
 
 def mutant_change_is_lost_without_room(patch: pytest.MonkeyPatch) -> None:
-    def chunks(self: trackers.Tracker, *arguments: Any) -> Any:
+    def chunks(self: tracked_arrays.Tracker, *arguments: Any) -> Any:
         before = self.clean.copy()
         try:
             return right(self, *arguments)
@@ -92,14 +92,14 @@ def mutant_change_is_lost_without_room(patch: pytest.MonkeyPatch) -> None:
             self.clean = before
             raise
 
-    right = trackers.Tracker.chunks
-    patch.setattr(trackers.Tracker, "chunks", chunks)
+    right = tracked_arrays.Tracker.chunks
+    patch.setattr(tracked_arrays.Tracker, "chunks", chunks)
 
 
 def mutant_token_is_renewed_once(patch: pytest.MonkeyPatch) -> None:
     """A chunk that changes twice keeps the token of the first time, though that capture may still become the base."""
 
-    def renew(self: trackers.Tracker, content: Array, chunk_bytes: int) -> None:
+    def renew(self: tracked_arrays.Tracker, content: Array, chunk_bytes: int) -> None:
         before = self.clean.copy()
         right(self, content, chunk_bytes)
         first = self.__dict__.setdefault("first", [chunk.token for chunk in self.clean])
@@ -107,17 +107,17 @@ def mutant_token_is_renewed_once(patch: pytest.MonkeyPatch) -> None:
             if chunk.token != first[place]:
                 self.clean[place] = chunk
 
-    right = trackers.Tracker._refresh_tokens
-    patch.setattr(trackers.Tracker, "_refresh_tokens", renew)
+    right = tracked_arrays.Tracker._refresh_tokens
+    patch.setattr(tracked_arrays.Tracker, "_refresh_tokens", renew)
 
 
 def mutant_last_chunk_of_a_range_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def covering(starts: Array, ends: Array, *, count: int, chunk_bytes: int) -> Array:
-        return array_memory.covering(
+        return tracked_arrays.covering(
             starts, numpy.maximum(starts + 1, ends - 4096), count=count, chunk_bytes=chunk_bytes
         )
 
-    patch.setattr(trackers, "covering", covering)
+    patch.setattr(tracked_arrays, "covering", covering)
 
 
 MUTANTS = [
@@ -130,13 +130,13 @@ MUTANTS = [
 
 @both
 def test_play_passes_without_a_mutant(is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "BUSY_CAPTURES_MAX", 10**9)
+    monkeypatch.setattr(tracked_arrays, "BUSY_CAPTURES_MAX", 10**9)
     assert not is_found(is_marked=is_marked)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_play_finds_mutants(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "BUSY_CAPTURES_MAX", 10**9)
+    monkeypatch.setattr(tracked_arrays, "BUSY_CAPTURES_MAX", 10**9)
     mutant(monkeypatch)
     is_marked = bool(NO_KERNEL) or mutant is not mutant_last_chunk_of_a_range_is_forgotten
     assert is_found(is_marked=is_marked)
@@ -165,7 +165,7 @@ def test_room_is_given_back_if_the_copy_fails(is_marked: bool, monkeypatch: pyte
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(trackers.Tracker, "_copied", fail)
+        patch.setattr(tracked_arrays.Tracker, "_copied", fail)
         with pytest.raises(MemoryError):
             play.chunks()
     assert play.pool.given_back == 1
@@ -176,7 +176,7 @@ def test_room_is_given_back_if_the_copy_fails(is_marked: bool, monkeypatch: pyte
 def test_other_size_of_chunks_starts_anew(is_marked: bool) -> None:
     play = make_play(is_marked=is_marked)
     base = chunks_of(play.array, None, Pool())
-    tracker = tracked.tracker_of(play.array)
+    tracker = tracked_arrays.tracker_of(play.array)
     assert tracker is not None
     pool = Pool()
     chunks, _ = tracker.chunks(base.table, 4096, pool)
@@ -189,25 +189,25 @@ def test_other_size_of_chunks_starts_anew(is_marked: bool) -> None:
 def test_only_an_array_that_covers_the_memory_has_a_tracker(is_marked: bool) -> None:
     array = make_play(is_marked=is_marked).array
     whole = [array, array[:], array.reshape(-1), array.view(numpy.int32), array.reshape(ROW_ITEMS, ROWS)]
-    assert all(tracked.tracker_of(other) is tracked.tracker_of(array) is not None for other in whole)
+    assert all(tracked_arrays.tracker_of(other) is tracked_arrays.tracker_of(array) is not None for other in whole)
     others = [array[1:], array[:-1], array.T, array[::-1], array.copy(), array[:, ::2], numpy.zeros_like(array)]
-    assert all(tracked.tracker_of(other) is None for other in others)
+    assert all(tracked_arrays.tracker_of(other) is None for other in others)
 
 
 @both
 def test_tracker_goes_with_its_array(is_marked: bool) -> None:
     """The id of a dead array may be the next one's."""
     gc.collect()
-    before = len(trackers.trackers)
+    before = len(tracked_arrays.trackers)
     play = make_play(is_marked=is_marked)
-    tracker = tracked.tracker_of(play.array)
+    tracker = tracked_arrays.tracker_of(play.array)
     view = play.array[3:4]
     del play
     gc.collect()
-    assert len(trackers.trackers) == before + 1  # a view keeps the memory
+    assert len(tracked_arrays.trackers) == before + 1  # a view keeps the memory
     del view
     gc.collect()
-    assert len(trackers.trackers) == before and tracker is not None
+    assert len(tracked_arrays.trackers) == before and tracker is not None
     with pytest.raises(UsageError, match="is gone"):
         tracker.chunks(None, CHUNK_BYTES, Pool())
 
@@ -218,7 +218,7 @@ def test_there_are_no_trackers_in_a_child(is_marked: bool) -> None:
     play.do_capture(0, 0)
     child = os.fork()
     if not child:
-        os._exit(0 if tracked.tracker_of(play.array) is None else 1)
+        os._exit(0 if tracked_arrays.tracker_of(play.array) is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     play.do_write(1, 2)
     play.do_capture(0, 0)
@@ -227,23 +227,23 @@ def test_there_are_no_trackers_in_a_child(is_marked: bool) -> None:
 def test_memory_that_moved_has_no_tracker() -> None:
     """NumPy refuses to move the memory of an array that somebody refers to. Should it ever do so, nothing is assumed."""
     array = numpy.zeros(50_000)
-    tracked.mark_dirty(array, 0)
+    tracked_arrays.mark_dirty(array, 0)
     with pytest.raises(ValueError, match="cannot resize"):
         array.resize(5_000_000, refcheck=False)
-    tracker = tracked.tracker_of(array)
+    tracker = tracked_arrays.tracker_of(array)
     assert tracker is not None
     tracker.address += 64
-    assert tracked.tracker_of(array) is None
+    assert tracked_arrays.tracker_of(array) is None
 
 
 @pytest.mark.parametrize("shape", [(), 5, (0, 3), (3, 4, 5), numpy.int64(7), [2, 3]])
 @pytest.mark.parametrize("dtype", ["f4", "?", "M8[s]", "S3", [("a", "i4"), ("b", "f8")], numpy.complex128])
 def test_tracked_array_is_an_ordinary_one(shape: Any, dtype: Any) -> None:
-    array = tracked.tracked_array(shape, dtype)
+    array = tracked_arrays.tracked_array(shape, dtype)
     same: Array = numpy.zeros(shape, dtype)
     assert type(array) is numpy.ndarray and array.flags.writeable and array.flags.c_contiguous
     assert array.shape == same.shape and array.dtype == same.dtype and (array == same).all()
-    copy = tracked.adopt(array)
+    copy = tracked_arrays.adopt(array)
     assert copy is not array and (copy == same).all()
 
 
@@ -253,60 +253,60 @@ def test_tracked_array_is_an_ordinary_one(shape: Any, dtype: Any) -> None:
 )
 def test_tracked_array_refuses_what_cannot_be(shape: Any, dtype: Any) -> None:
     with pytest.raises(UsageError):
-        tracked.tracked_array(shape, dtype)
+        tracked_arrays.tracked_array(shape, dtype)
 
 
 def test_huge_tracked_array_is_refused() -> None:
     with pytest.raises(SnaplineError, match=r"make (it|the array) smaller"):
-        tracked.tracked_array(1 << 60, "f8")
+        tracked_arrays.tracked_array(1 << 60, "f8")
 
 
 @needs_kernel
 def test_marks_on_a_tracked_array_are_not_needed_and_not_a_promise() -> None:
-    array = tracked.tracked_array((ROWS, ROW_ITEMS), "f4")
+    array = tracked_arrays.tracked_array((ROWS, ROW_ITEMS), "f4")
     base = chunks_of(array, None, Pool())
     array[0] = 1
-    tracked.mark_dirty(array, 30)
+    tracked_arrays.mark_dirty(array, 30)
     assert captured_bytes(array, base) == CHUNK_BYTES
 
 
 def test_without_the_kernel_tracked_arrays_are_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a mark on one does not become a promise, for then a program would lose writes on some machines only."""
     monkeypatch.setattr(write_tracking, "is_supported", lambda: "no")
-    array = tracked.tracked_array((ROWS, ROW_ITEMS), "f4")
-    tracked.mark_dirty(array, 0)
-    assert tracked.tracker_of(array) is None and tracked.is_tracked(array)
+    array = tracked_arrays.tracked_array((ROWS, ROW_ITEMS), "f4")
+    tracked_arrays.mark_dirty(array, 0)
+    assert tracked_arrays.tracker_of(array) is None and tracked_arrays.is_tracked(array)
     array[:] = 3
     assert (array == 3).all()
 
 
 def test_small_tracked_arrays_are_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert tracked.tracker_of(tracked.tracked_array(tracked.TRACKED_BYTES_MIN - 1, "u1")) is None
+    assert tracked_arrays.tracker_of(tracked_arrays.tracked_array(tracked_arrays.TRACKED_BYTES_MIN - 1, "u1")) is None
 
 
 @needs_kernel
 @pytest.mark.parametrize("quiet", [None, 1])
 def test_busy_array_is_given_up_for_good(quiet: int | None) -> None:
-    array = tracked.tracked_array((ROWS, ROW_ITEMS), "f4")
-    tracker = tracked.tracker_of(array)
+    array = tracked_arrays.tracked_array((ROWS, ROW_ITEMS), "f4")
+    tracker = tracked_arrays.tracker_of(array)
     assert tracker is not None
     base = chunks_of(array, None, Pool())
-    for number in range(trackers.BUSY_CAPTURES_MAX):
-        assert tracked.tracker_of(array) is tracker
+    for number in range(tracked_arrays.BUSY_CAPTURES_MAX):
+        assert tracked_arrays.tracker_of(array) is tracker
         array[:] = number + 1
         if number == quiet:
             chunks_of(array, base, Pool())
         now = chunks_of(array, base, Pool())
         assert b"".join(now.contents[chunk.token] for chunk in tracker.clean) == array.tobytes()
-    assert (tracked.tracker_of(array) is None) == (quiet is None)
-    assert tracked.is_tracked(array) == (quiet is not None)
+    assert (tracked_arrays.tracker_of(array) is None) == (quiet is None)
+    assert tracked_arrays.is_tracked(array) == (quiet is not None)
 
 
 @needs_kernel
 @pytest.mark.parametrize("name", ["arm", "scan_words"])
 def test_tracking_that_fails_means_a_full_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = tracked.tracked_array((ROWS, ROW_ITEMS), "f4")
+    array = tracked_arrays.tracked_array((ROWS, ROW_ITEMS), "f4")
     if name == "scan_words":
         chunks_of(array, None, Pool())
 
@@ -314,27 +314,27 @@ def test_tracking_that_fails_means_a_full_copy(name: str, monkeypatch: pytest.Mo
         raise ExternalFailureError("no more")
 
     monkeypatch.setattr(write_tracking.WriteTracker, name, fail)
-    tracker = tracked.tracker_of(array)
+    tracker = tracked_arrays.tracker_of(array)
     assert tracker is not None
     pool = Pool()
     tracker.chunks(chunks_of(array, None, pool).table if name == "arm" else None, CHUNK_BYTES, pool)
     assert pool.taken[-1] == array.nbytes
-    assert tracked.tracker_of(array) is None
+    assert tracked_arrays.tracker_of(array) is None
 
 
 @needs_kernel
 def test_restored_array_is_tracked_from_what_was_read() -> None:
     content = numpy.arange(ROWS * ROW_ITEMS, dtype="f4").reshape(ROWS, ROW_ITEMS)
-    buffer = tracked.allocate(content.nbytes)
+    buffer = tracked_arrays.allocate(content.nbytes)
     buffer[:] = content.tobytes()
-    array = tracked.retrack(buffer, content.dtype, content.shape)
-    assert (array == content).all() and tracked.is_tracked(array)
+    array = tracked_arrays.retrack(buffer, content.dtype, content.shape)
+    assert (array == content).all() and tracked_arrays.is_tracked(array)
     count = -(-content.nbytes // CHUNK_BYTES)
     references = [ChunkReference(bytes([place]) * 32, CHUNK_BYTES) for place in range(count)]
-    table = ChunkTable(by_token=tracked.assume_stored(array, references, chunk_bytes=CHUNK_BYTES))
+    table = ChunkTable(by_token=tracked_arrays.assume_stored(array, references, chunk_bytes=CHUNK_BYTES))
     assert list(table.by_token.values()) == references
     array[0] = 1
-    tracker = tracked.tracker_of(array)
+    tracker = tracked_arrays.tracker_of(array)
     assert tracker is not None
     chunks, _ = tracker.chunks(table, CHUNK_BYTES, Pool())
     assert [chunk.data is None for chunk in chunks] == [False] + [True] * (count - 1)
@@ -343,19 +343,19 @@ def test_restored_array_is_tracked_from_what_was_read() -> None:
 
 def test_array_that_is_not_tracked_has_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_tracking, "is_supported", lambda: "no")
-    array = tracked.retrack(tracked.allocate(CHUNK_BYTES), "u1", (CHUNK_BYTES,))
-    assert tracked.assume_stored(array, [ChunkReference(b"d" * 32, CHUNK_BYTES)], chunk_bytes=CHUNK_BYTES) == {}
+    array = tracked_arrays.retrack(tracked_arrays.allocate(CHUNK_BYTES), "u1", (CHUNK_BYTES,))
+    assert tracked_arrays.assume_stored(array, [ChunkReference(b"d" * 32, CHUNK_BYTES)], chunk_bytes=CHUNK_BYTES) == {}
 
 
 @needs_kernel
 def test_references_that_do_not_fit_are_not_believed() -> None:
-    array = tracked.retrack(tracked.allocate(2 * CHUNK_BYTES), "u1", (2 * CHUNK_BYTES,))
+    array = tracked_arrays.retrack(tracked_arrays.allocate(2 * CHUNK_BYTES), "u1", (2 * CHUNK_BYTES,))
     reference = ChunkReference(b"d" * 32, CHUNK_BYTES)
-    assert tracked.assume_stored(array, [reference], chunk_bytes=CHUNK_BYTES) == {}
-    assert tracked.assume_stored(array, [reference], chunk_bytes=0) == {}
+    assert tracked_arrays.assume_stored(array, [reference], chunk_bytes=CHUNK_BYTES) == {}
+    assert tracked_arrays.assume_stored(array, [reference], chunk_bytes=0) == {}
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("u1", (101,)), ("u1", (-1,)), (object, (2,)), ("nonsense", (1,))])
 def test_restored_array_must_fit(dtype: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="in 100 bytes"):
-        tracked.retrack(memoryview(bytearray(100)), dtype, shape)
+        tracked_arrays.retrack(memoryview(bytearray(100)), dtype, shape)

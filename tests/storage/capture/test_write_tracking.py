@@ -278,7 +278,7 @@ class TestDetection:
 
 def test_import_touches_nothing() -> None:
     code = (
-        "import sys, snapline.storage.capture.tracked as t, snapline.storage.capture.write_tracking as w;"
+        "import sys, snapline.storage.capture.tracked_arrays as t, snapline.storage.capture.write_tracking as w;"
         "assert not w._verdicts and not w._handles_by_process and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

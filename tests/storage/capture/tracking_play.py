@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from snapline.storage.capture import tracked, write_tracking
+from snapline.storage.capture import tracked_arrays, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
 from snapline.storage.packs.checkpoint import ChunkReference
 
@@ -66,7 +66,7 @@ class Play:
         self.captures: list[Captured] = []
         self.base = -1
         if is_marked:
-            tracked.mark_dirty(array, 0)
+            tracked_arrays.mark_dirty(array, 0)
 
     def run(self, operations: list[Operation]) -> None:
         for name, first, second in operations:
@@ -78,13 +78,13 @@ class Play:
         low, high = sorted((first % ROWS, second % ROWS))
         self.array[low : high + 1][::-1] = first * 31 + second
         if self.is_marked:
-            tracked.mark_dirty(self.array, slice(low, high + 1))
+            tracked_arrays.mark_dirty(self.array, slice(low, high + 1))
 
     def do_scatter(self, first: int, second: int) -> None:
         rows = [first % ROWS, second % ROWS, (first * second) % ROWS]
         self.array[rows, second % ROW_ITEMS] = first + second + 0.5
         if self.is_marked:
-            tracked.mark_dirty(self.array.T[second % ROW_ITEMS], iter(rows))
+            tracked_arrays.mark_dirty(self.array.T[second % ROW_ITEMS], iter(rows))
 
     def do_full(self, first: int, second: int) -> None:
         """A capture that finds no room."""
@@ -111,7 +111,7 @@ class Play:
         self.captures.append(Captured(chunks, whole))
 
     def chunks(self) -> tuple[list[SourceChunk], Callable[[], None] | None]:
-        tracker = tracked.tracker_of(self.array)
+        tracker = tracked_arrays.tracker_of(self.array)
         assert tracker is not None
         return tracker.chunks(self.captures[self.base].table if self.base >= 0 else None, CHUNK_BYTES, self.pool)
 
@@ -119,11 +119,11 @@ class Play:
 def make_play(*, is_marked: bool) -> Play:
     if is_marked:
         return Play(numpy.zeros((ROWS, ROW_ITEMS), numpy.float32), is_marked=True)
-    return Play(tracked.tracked_array((ROWS, ROW_ITEMS), numpy.float32), is_marked=False)
+    return Play(tracked_arrays.tracked_array((ROWS, ROW_ITEMS), numpy.float32), is_marked=False)
 
 
 def chunks_of(array: Array, base: Captured | None, pool: Pool) -> Captured:
-    tracker = tracked.tracker_of(array)
+    tracker = tracked_arrays.tracker_of(array)
     assert tracker is not None
     chunks, release = tracker.chunks(None if base is None else base.table, CHUNK_BYTES, pool)
     if release is not None:

@@ -263,10 +263,10 @@ class _Session:
             return numpy_and_torch.make_tensor(head.dtype, head.shape, writable)
         if not head.is_tracked:
             return make_array(head, writable)
-        from snapline.storage.capture import tracked
+        from snapline.storage.capture import tracked_arrays
 
-        array = tracked.retrack(memoryview(writable), head.dtype, head.shape)
-        self.tokens |= tracked.assume_stored(array, part.chunks(), chunk_bytes=part.chunk_bytes)
+        array = tracked_arrays.retrack(memoryview(writable), head.dtype, head.shape)
+        self.tokens |= tracked_arrays.assume_stored(array, part.chunks(), chunk_bytes=part.chunk_bytes)
         return array
 
     def _make_pickle_placeholder(self, data: memoryview) -> object:
@@ -341,9 +341,9 @@ def buffer_for(part: StatePart) -> memoryview:
         StoreError, ExternalFailureError: the machine is out of memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
-        from snapline.storage.capture import tracked
+        from snapline.storage.capture import tracked_arrays
 
-        return tracked.allocate(part.size_bytes)
+        return tracked_arrays.allocate(part.size_bytes)
     if part.size_bytes < MAPPED_BYTES_MIN:
         return memoryview(bytearray(part.size_bytes))
     return memoryview(map_memory(part.size_bytes))[: part.size_bytes]

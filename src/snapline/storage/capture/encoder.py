@@ -89,7 +89,7 @@ PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
 _ALIGNMENT_BYTES = 64
 """Alignment of arrays in a slab: a cache line, and enough for every dtype."""
 
-_TRACKED_MODULE = "snapline.storage.capture.tracked"
+_TRACKED_MODULE = "snapline.storage.capture.tracked_arrays"
 
 
 class StateEncoder:

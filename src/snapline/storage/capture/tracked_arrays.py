@@ -1,4 +1,15 @@
-"""Trackers of changes in an array: by the kernel, or by the user's marks. `tracked.py` is the API.
+"""Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually. `trackers.py` has the theory.
+
+- `tracked_array`, `adopt`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
+  capture. Without kernel support, and for small arrays, the array is an ordinary one and captures copy it whole.
+- `mark_dirty(array, rows)`: the user reports writes to any array. The first mark promises that all later writes are marked.
+  `checking(True)` compares everything and finds a forgotten mark.
+
+After a restore, an array that was tracked when it was captured (`is_tracked`) is read into `allocate`d memory, and `retrack`
+tracks it again. With `assume_stored` its first capture already copies only changes. Marks end with the process: the
+first mark after a restore starts over, and the capture after it is complete.
+
+Trackers of changes in an array: by the kernel, or by the user's marks. `tracked.py` is the API.
 
 Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
 that changed since the previous capture. A token identifies one content and is never reused. So one rule holds for any
@@ -17,24 +28,150 @@ Invariants:
 5. A tracker without information reports that everything changed.
 
 Call trackers between turns, on the thread that runs the agent's turns, and never on two threads at once for one array.
+
+Memory ranges of an array, a row or a run of chunks. Pure arithmetic; needs NumPy only when called.
+
+Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
 """
 
 import logging
+import math
+import mmap
+import operator
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.storage.capture import write_tracking
-from snapline.storage.capture.array_memory import address_of, covering, name_of, runs_of
 from snapline.storage.capture.image import BLOCK_TOKENS, ChunkTable, SourceChunk, fresh_token
+from snapline.storage.packs.checkpoint import ChunkReference
 
 if TYPE_CHECKING:
     import array
 
-    from snapline.storage.capture.array_memory import Array
+    from numpy.typing import DTypeLike
+
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
+    Rows = slice | SupportsIndex | Iterable[SupportsIndex]
+
+
+def root_of(array: "Array") -> "Array":
+    """Return the array that owns the memory of `array`."""
+    import numpy
+
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array
+
+
+def address_of(array: "Array") -> int:
+    address, _ = array.__array_interface__["data"]
+    return int(address)
+
+
+def name_of(array: "Array") -> str:
+    return f"an array of shape {array.shape} and dtype {array.dtype}"
+
+
+def spans_of(array: "Array", rows: "Rows") -> tuple[Any, Any]:
+    """Return start and end addresses of the rows: two numbers, or two int64 arrays."""
+    count, stride = array.shape[0], array.strides[0]
+    low, high = _row_extent(array)
+    first = address_of(array) + low
+    if isinstance(rows, slice):
+        span = range(count)[rows]
+        if not span:
+            return 0, 0
+        if abs(span.step) == 1 or len(span) == 1:
+            one, other = first + span[0] * stride, first + span[-1] * stride
+            return min(one, other), max(one, other) + high - low
+        rows = span
+    if not isinstance(rows, Iterable):
+        start = first + _row_number(rows, count) * stride
+        return start, start + high - low
+    starts = first + _row_numbers(rows, count) * stride
+    return starts, starts + (high - low)
+
+
+def _row_number(row: object, count: int) -> int:
+    try:
+        if isinstance(row, bool):
+            raise TypeError("a bool is not a row number")
+        return range(count)[operator.index(row)]  # type: ignore[arg-type]  # checked here
+    except (TypeError, IndexError) as error:
+        raise UsageError(f"mark_dirty: {row!r} is not a row of an array with {count} rows: {error}; mend it") from error
+
+
+def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
+    """Return the numbers of the rows, non-negative, as int64."""
+    import numpy
+
+    try:
+        numbers_given: Array = numpy.asarray(rows if isinstance(rows, numpy.ndarray) else list(rows)).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"mark_dirty: rows must be numbers: {error}; mend them") from error
+    if numbers_given.dtype.kind == "b" and len(numbers_given) == count:
+        return numbers_given.nonzero()[0]
+    if numbers_given.dtype.kind not in "iu" and len(numbers_given):
+        raise UsageError(
+            f"mark_dirty: rows must be numbers or one bool for each of {count} rows, not {numbers_given.dtype}"
+        )
+    if len(numbers_given) and not -count <= int(numbers_given.min()) <= int(numbers_given.max()) < count:
+        raise UsageError(
+            f"mark_dirty: rows {numbers_given.min()} to {numbers_given.max()} are not in an array with {count} rows"
+        )
+    numbers = numbers_given.astype(numpy.int64)
+    return numpy.where(numbers < 0, numbers + count, numbers)
+
+
+def _row_extent(array: "Array") -> tuple[int, int]:
+    """Return the start and end of a row's bytes, relative to its first element."""
+    low, high = 0, array.itemsize
+    for length, stride in zip(array.shape[1:], array.strides[1:], strict=True):
+        if not length:
+            return 0, 0
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high
+
+
+def bounds_of(array: "Array") -> tuple[int, int]:
+    """Return the first and last + 1 address of an array's elements."""
+    low, high = 0, array.itemsize
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    address = address_of(array)
+    return (address + low, address + high) if array.size else (address, address)
+
+
+def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) -> "Array":
+    """Return which of `count` chunks the byte ranges touch. No range is empty, or starts after the last chunk."""
+    import numpy
+
+    first = starts // chunk_bytes
+    after = numpy.minimum((ends - 1) // chunk_bytes, count - 1) + 1
+    opened = numpy.bincount(first, minlength=count + 1) - numpy.bincount(after, minlength=count + 1)
+    return opened[:count].cumsum() > 0
+
+
+def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
+    """Yield the runs `(first, last)` of successive numbers in an ascending list that is not empty."""
+    first = last = places[0]
+    for place in places[1:]:
+        if place != last + 1:
+            yield first, last
+            first = place
+        last = place
+    yield first, last
+
 
 log = logging.getLogger("snapline.host")
 
@@ -343,3 +480,181 @@ def _listed(rows: list[int]) -> str:
     shown = ", ".join(map(str, rows[:_SHOWN_ROWS_MAX]))
     hidden_count = len(rows) - _SHOWN_ROWS_MAX
     return f"{'row' if len(rows) == 1 else 'rows'} {shown}" + (f" and {hidden_count} more" if hidden_count > 0 else "")
+
+
+TRACKED_BYTES_MIN = 1024 * 1024
+"""Smallest tracked array; `tracked_array` returns an ordinary array for less: scanning costs as much as copying it (0.05 ms)."""
+
+
+def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
+    """Return a zero-filled array whose captures copy only pages written since the last complete one.
+
+    The array is an ordinary writable `numpy.ndarray`, in C order, and needs no marks (`mark_dirty` on it does nothing). Keep it
+    whole in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot
+    track writes (Linux before 6.7, no permission) and below 1 MiB captures copy it whole. Tracking ends for an array that
+    is mostly rewritten between captures. Copies of it (`array.copy()`, `array + 1`) are not tracked: write in place.
+
+    Raises:
+        UsageError: the shape or dtype is invalid, or NumPy is not installed.
+        ExternalFailureError: the machine is out of memory.
+    """
+    numpy = _need_numpy()
+    try:
+        template = numpy.dtype(dtype)
+        lengths = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
+        size_bytes = math.prod(lengths) * template.itemsize
+        if min(lengths, default=1) <= 0 or not size_bytes:
+            empty: Array = numpy.zeros(lengths, template)  # Raises if a length is negative.
+            return empty
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; correct them") from error
+    if template.hasobject:
+        raise UsageError(f"an array of dtype {template} cannot be tracked: it holds objects; use another dtype")
+    return retrack(allocate(size_bytes), template, lengths)
+
+
+def adopt(array: "Array") -> "Array":
+    """Return a tracked copy of `array`, as from `tracked_array`; put the copy into the state.
+
+    Raises:
+        As `tracked_array`.
+    """
+    copy = tracked_array(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def allocate(size_bytes: int) -> memoryview:
+    """Return zero-filled, writable memory for an array that `retrack` will track.
+
+    Raises:
+        ExternalFailureError: the machine is out of memory.
+    """
+    if size_bytes >= TRACKED_BYTES_MIN and not write_tracking.is_supported():
+        return memoryview(write_tracking.map_memory(size_bytes))[:size_bytes]
+    try:
+        return memoryview(bytearray(size_bytes))
+    except (MemoryError, OverflowError) as error:
+        raise ExternalFailureError(f"no memory for an array of {size_bytes} bytes; make it smaller") from error
+
+
+def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
+    """Return an array over `buffer`, a filled one from `allocate`, that is tracked from its first capture on.
+
+    Raises:
+        UsageError: dtype and shape do not fit the buffer.
+    """
+    numpy = _need_numpy()
+    try:
+        template = numpy.dtype(dtype)
+        if template.hasobject or min(shape, default=0) < 0:
+            raise ValueError("objects are not bytes, and lengths are not negative")
+        array: Array = numpy.ndarray(tuple(shape), template, buffer)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"no array of shape {shape!r} and dtype {dtype!r} in {buffer.nbytes} bytes: {error}"
+        ) from error
+    if array.nbytes:
+        KernelTracker(array, is_mapped=isinstance(buffer.obj, mmap.mmap) and not address_of(array) % mmap.PAGESIZE)
+    return array
+
+
+def assume_stored(
+    array: "Array", references: Sequence[ChunkReference], *, chunk_bytes: int
+) -> dict[int, ChunkReference]:
+    """Track `array` from now on; return the tokens of its chunks, for the base table of its next capture.
+
+    Call it for a restored array before any write to it: then its first capture copies only later writes.
+
+    Args:
+        array: an array from `retrack`.
+        references: the chunks from which it was read, in order.
+        chunk_bytes: size of the chunks.
+
+    Returns:
+        An empty dict if the array is not tracked, or was cut differently: then its first capture copies it whole.
+    """
+    tracker = tracker_of(array)
+    if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
+        return {}
+    tracker.begin(array.reshape(-1).view("u1"), chunk_bytes)
+    if not tracker.is_on:
+        return {}
+    return {chunk.token: reference for chunk, reference in zip(tracker.clean, references, strict=True)}
+
+
+def tracker_of(array: "Array") -> Tracker | None:
+    """Return the tracker of `array`; None if it is not tracked and must be copied whole."""
+    if not trackers:
+        return None
+    tracker = trackers.get(id(root_of(array)))
+    return tracker if tracker is not None and tracker.is_on and tracker.covers(array) else None
+
+
+def is_tracked(array: "Array") -> bool:
+    """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked, so a restore calls `retrack`.
+
+    True even if this machine cannot track writes: the restoring machine may.
+    """
+    tracker = trackers.get(id(root_of(array)))
+    return isinstance(tracker, KernelTracker) and not tracker.is_disabled and tracker.covers(array)
+
+
+def mark_dirty(array: "Array", rows: "Rows") -> None:
+    """Mark rows of an array as changed, so that the next captures copy only marked rows.
+
+    The first mark is a promise: after the next capture, writes without a mark are not captured, and lost in a recovery.
+    So mark every write before the turn ends; `checking(True)` finds forgotten marks in tests. Marks may cover more than the
+    changes. A new array object in the state starts again, without a promise. Marks only help for an array that is whole and in C
+    order; marks through views of it count. Arrays of `tracked_array` need no marks and ignore them.
+
+    Args:
+        array: an array in the state, or a view of one.
+        rows: indices into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool
+            for each row.
+
+    Raises:
+        UsageError: `array` is not an array, or `rows` are out of range.
+    """
+    numpy = _need_numpy()
+    if not isinstance(array, numpy.ndarray) or not array.ndim:
+        raise UsageError(f"mark_dirty needs an array with rows, not {type(array).__name__}; pass the array itself")
+    starts, ends = spans_of(array, rows)
+    for tracker in _marked_by(array):
+        offset_starts, offset_ends = starts - tracker.address, ends - tracker.address
+        if isinstance(offset_starts, int):
+            tracker.mark(offset_starts, offset_ends)
+        else:
+            tracker.mark_many(offset_starts, offset_ends)
+
+
+def checking(is_on: bool) -> None:
+    """Compare arrays with marks fully at each capture, and raise on a write without a mark. For tests.
+
+    Costs twice the memory of these arrays and the time to compare them. Takes effect at the next capture of each array.
+    """
+    Settings.is_checking = is_on
+
+
+def _marked_by(array: "Array") -> list[Tracker]:
+    """Return the trackers of the memory of `array`; create one if there is none and it would be useful."""
+    root = root_of(array)
+    tracker = trackers.get(id(root))
+    if tracker is not None and tracker.process == os.getpid() and tracker.covers(root):
+        return [tracker]
+    # Another array object over the same memory may be the one that is tracked.
+    low, high = bounds_of(root)
+    matching = [
+        other for other in list(trackers.values()) if other.address < high and low < other.address + other.size_bytes
+    ]
+    if not matching and root.nbytes and root.flags.c_contiguous and not root.dtype.hasobject:
+        MarkTracker(root, array)
+    return matching
+
+
+def _need_numpy() -> Any:  # the module: NumPy's type needs NumPy
+    try:
+        import numpy
+    except ImportError as error:
+        raise UsageError("tracked arrays need NumPy; install snapline[numpy]") from error
+    return numpy
