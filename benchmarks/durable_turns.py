@@ -32,7 +32,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.capture import sealed_journal
+from snapline.storage.capture import chunking
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
@@ -148,12 +148,12 @@ def measured(entries: int, rounds: int) -> tuple[list[tuple[int, float, float]],
 @contextmanager
 def unsealed() -> Iterator[None]:
     """No run is ever full."""
-    kept = sealed_journal.RUN_ENTRIES, sealed_journal.RUN_BYTES
-    sealed_journal.RUN_ENTRIES = sealed_journal.RUN_BYTES = sys.maxsize
+    kept = chunking.RUN_ENTRIES, chunking.RUN_BYTES
+    chunking.RUN_ENTRIES = chunking.RUN_BYTES = sys.maxsize
     try:
         yield
     finally:
-        sealed_journal.RUN_ENTRIES, sealed_journal.RUN_BYTES = kept
+        chunking.RUN_ENTRIES, chunking.RUN_BYTES = kept
 
 
 def arrivals(messages: int) -> float:

@@ -34,9 +34,8 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, NameIndex, check_image, image_of, new_chunks, reported
 from snapline.errors import EncodingError, SnaplineError, UsageError
 from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, HostMessage, ReportedPack
-from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.chunking import ChunkedState, chunk_image, with_journal
 from snapline.storage.capture.image import ChunkTable, StateImage
-from snapline.storage.capture.sealed_journal import with_journal
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StatePart, encode_checkpoint, size_of
 from snapline.storage.store.store import Store
 

@@ -22,10 +22,9 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError
 from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.chunking import ChunkedState, chunk_image, split_journal, whole_turn, with_journal
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
-from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs

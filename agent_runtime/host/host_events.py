@@ -20,7 +20,7 @@ from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.host_messages import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.capture.sealed_journal import SealedRuns
+from snapline.storage.capture.chunking import SealedRuns
 from snapline.storage.log.log_record import LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,

@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.capture.sealed_journal import SealedJournal, SealedRuns
+from snapline.storage.capture.chunking import SealedJournal, SealedRuns
 from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,

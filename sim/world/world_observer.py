@@ -45,7 +45,7 @@ from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
-from snapline.storage.capture.sealed_journal import whole_turn
+from snapline.storage.capture.chunking import whole_turn
 from snapline.storage.disk import layout
 from snapline.storage.disk.layout import LOG
 from snapline.storage.outputs.output_record import Release

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.local_agent import DurableTurn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.capture import sealed_journal
+from snapline.storage.capture import chunking
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ARENA_IMAGES_MAX, ArenaBusyError, ChunkTable
 from snapline.storage.capture.values import Blob
@@ -37,7 +37,7 @@ CHUNK = 64 * 1024
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of journals: so that a few entries fill some."""
-    monkeypatch.setattr(sealed_journal, "RUN_ENTRIES", 3)
+    monkeypatch.setattr(chunking, "RUN_ENTRIES", 3)
 
 
 LENGTH = 20 * CHUNK // 8
@@ -203,7 +203,7 @@ def test_an_epoch_writes_what_changed(tmp_path: Path) -> None:
 
 def test_an_epoch_writes_what_a_journal_has_got_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And after a recovery too, though the runs were cut again."""
-    monkeypatch.setattr(sealed_journal, "RUN_ENTRIES", 1000)
+    monkeypatch.setattr(chunking, "RUN_ENTRIES", 1000)
     host = Host(tmp_path / "store")
     host.ask(10_000)
     sizes = []

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.capture import chunking
-from snapline.storage.capture.chunking import CUT_BYTES_MIN, ChunkedState, chunk_image, compresses
-from snapline.storage.capture.content_defined import cut
+from snapline.storage.capture.chunking import CUT_BYTES_MIN, ChunkedState, chunk_image, compresses, cut
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import (
     BLOCK_TOKENS,

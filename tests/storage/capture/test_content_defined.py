@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from snapline.storage.capture.content_defined import (
+from snapline.storage.capture.chunking import (
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
     CHUNK_BYTES_NORMAL,

@@ -6,10 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.errors import DamagedDataError
-from snapline.storage.capture import sealed_journal
-from snapline.storage.capture.chunking import chunk_image
+from snapline.storage.capture import chunking
+from snapline.storage.capture.chunking import (
+    SealedJournal,
+    SealedRuns,
+    chunk_image,
+    split_journal,
+    whole_turn,
+    with_journal,
+)
 from snapline.storage.capture.image import StateImage
-from snapline.storage.capture.sealed_journal import SealedJournal, SealedRuns, split_journal, whole_turn, with_journal
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     JournalEntry,
@@ -24,8 +30,8 @@ GROWTH = st.lists(st.lists(st.integers(0, 40), max_size=8), max_size=12)
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_journal, "RUN_ENTRIES", 4)
-    monkeypatch.setattr(sealed_journal, "RUN_BYTES", 64)
+    monkeypatch.setattr(chunking, "RUN_ENTRIES", 4)
+    monkeypatch.setattr(chunking, "RUN_BYTES", 64)
 
 
 def entry(number: int, size_bytes: int) -> JournalEntry:

@@ -450,7 +450,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def journal_part(self) -> StatePart | None:
-        """The beginning of the turn's journal, in chunks; `storage/capture/sealed_journal.py` combines both parts."""
+        """The beginning of the turn's journal, in chunks; `storage/capture/chunking.py` combines both parts."""
         return self.saved_journal or None
 
     @property
