@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.storage.capture.describe import plain
-from snapline.storage.capture.record_keys import decode_any_keys
-from snapline.storage.capture.saved_values import FAILURES
+from snapline.storage.capture.saved_values import FAILURES, decode_any_keys
 
 SCALARS = st.one_of(
     st.none(),
