@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.kit.command_line import Run
 
 from snapline import failpoints
-from snapline.cli import sim_compare
+from snapline.cli import sim
 from snapline.cli.output import Printer
 from snapline.cli.progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
@@ -665,7 +665,7 @@ def test_a_users_fleet_is_compared_under_other_protocols_and_triggers_than_its_o
 def test_a_users_fleet_that_never_rests_is_not_compared_and_told_why(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sim_compare, "WORK_WITHIN", "2s")
+    monkeypatch.setattr(sim, "WORK_WITHIN", "2s")
     (folder / "compared_fleet.py").write_text(COMPARED)
     arguments = ["--protocols", "bcs", "--seeds", "0:1", "--jobs", "0", "--failure-rates", "0"]
     done = run("sim", "compare", "compared_fleet:fleet", "--arg", "last=0", *arguments)
