@@ -38,7 +38,7 @@ import snapline
 from snapline.agent_runtime.agent import Message
 from snapline.agent_runtime.fleet import Fleet, load_function
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut
-from snapline.client.input_outcomes import AgentInput, input_of
+from snapline.client.sends_and_asks import AgentInput, input_of
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.client_requests import GivenInput
 from snapline.protocols.names import is_autonomous

@@ -5,7 +5,7 @@ and repeats some that have a receipt. It also gives up, drops open sends, or clo
 to the oracle (`oracles/inputs.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
 and to some that have stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/open_requests.py` does on a real one. Each request returns as one event to
+`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real one. Each request returns as one event to
 the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its answer may be lost. As over a stream, a
 duplicated request has no answer, since its stream has broken. A host that is down, or without a connection, has certainly accepted nothing. Data
 written to a connection arrives when the network is healed or the host resumes, and the host reads it then, whether or not the client still waits.
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
-from snapline.client.input_outcomes import AgentInput
+from snapline.client.sends_and_asks import AgentInput
 from snapline.coordinator.service.fleet_answers import located
 from snapline.errors import SnaplineError
 from snapline.messages.answers import LocatedAgent

@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     )
     from snapline.agent_runtime.turn_environment import heartbeat
     from snapline.client.client import Certificates, Client
-    from snapline.client.input_outcomes import Receipt, Reply
     from snapline.client.operator_commands import DeadLetterResult
+    from snapline.client.sends_and_asks import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.client.trace_analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.messages.answers import LocatedAgent
@@ -114,9 +114,9 @@ _HOMES = {
     "PendingTimer": "snapline.agent_runtime.snapshots.snapshot_cut",
     "PendingTurn": "snapline.agent_runtime.snapshots.snapshot_cut",
     "Pickled": "snapline.storage.capture.values",
-    "Receipt": "snapline.client.input_outcomes",
+    "Receipt": "snapline.client.sends_and_asks",
     "RecoveryLine": "snapline.client.trace_analysis",
-    "Reply": "snapline.client.input_outcomes",
+    "Reply": "snapline.client.sends_and_asks",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "DeadLetterResult": "snapline.client.operator_commands",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",

@@ -15,9 +15,9 @@ from tests.security.certificates import Authority
 
 import snapline
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.client import core, open_requests, queues
+from snapline.client import core, queues, sends_and_asks
 from snapline.client.client import Certificates, Client
-from snapline.client.input_outcomes import Receipt
+from snapline.client.sends_and_asks import Receipt
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,
@@ -225,7 +225,7 @@ async def test_large_inputs_arrive_and_do_not_keep_others_waiting_for_ever() -> 
 
 
 async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "SENDS_MAX", 10)
+    monkeypatch.setattr(sends_and_asks, "SENDS_MAX", 10)
     async with fleet_and_client() as (fleet, client):
         most = 0
         take = fleet.books.take

@@ -8,7 +8,7 @@ from tests.client.fake_fleet import FakeFleet, fleet_and_client
 from tests.client.fake_host import Paid, Taken
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.client.input_outcomes import Reply
+from snapline.client.sends_and_asks import Reply
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,

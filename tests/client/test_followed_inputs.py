@@ -18,7 +18,7 @@ from snapline.agent_runtime.message_encoding import (
     with_tail,
     without_tail,
 )
-from snapline.client.input_outcomes import current_tail
+from snapline.client.sends_and_asks import current_tail
 from snapline.gateway.app import Gateway, openapi_of
 
 PLAIN = encode_message(Paid(5))

@@ -19,8 +19,8 @@ import snapline
 from snapline import errors
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted, encode_message
 from snapline.client.client import Client
-from snapline.client.input_outcomes import ExternalMessage, Receipt
 from snapline.client.outputs import OutputsRequest, requested_outputs
+from snapline.client.sends_and_asks import ExternalMessage, Receipt
 from snapline.gateway import app as app_module
 from snapline.gateway.app import (
     NOTHING,

@@ -19,7 +19,7 @@ from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Certificates, Client
-from snapline.client.input_outcomes import Receipt
+from snapline.client.sends_and_asks import Receipt
 from snapline.errors import AgentMissingError, InputRefusedError, UsageError
 from snapline.examples.bank import Tokens
 

@@ -16,22 +16,24 @@ import msgspec
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.client import events as ev
-from snapline.client import open_requests, operator_commands
+from snapline.client import operator_commands, sends_and_asks
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
-from snapline.client.input_outcomes import (
+from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
+from snapline.client.outputs import OutputsRequest, requested_outputs
+from snapline.client.sends_and_asks import (
     AgentInput,
     Receipt,
     Reply,
     ReplyReader,
+    Sends,
+    WaitingAsks,
     answer_error,
     check_timeout,
+    fail_all,
     input_of,
     snapshot_of,
 )
-from snapline.client.open_requests import Sends, WaitingAsks, fail_all
-from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
-from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.client.trace_analysis import RecoveryLine
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import InputsError, SnaplineError, UsageError
@@ -522,12 +524,12 @@ class Client:
                     self._asking.finish(command)
                 case ev.AskHost():
                     question = self._asking.question(command.ask)
-                    self._start(self._hand_back(open_requests.ask(self._hosts, command, question)))
+                    self._start(self._hand_back(sends_and_asks.ask(self._hosts, command, question)))
                 case ev.LookUpAgents():
-                    self._start(self._hand_back(open_requests.find(self._coordinator, command)))
+                    self._start(self._hand_back(sends_and_asks.find(self._coordinator, command)))
                 case ev.OfferInputs():
                     inputs = [self._sends.waiting[send].given for send in command.sends]
-                    self._start(self._hand_back(open_requests.offer(self._hosts, command, inputs)))
+                    self._start(self._hand_back(sends_and_asks.offer(self._hosts, command, inputs)))
         if self._timer is not None:
             self._timer.cancel()
         wakeup_ns = self._core.wakeup_ns

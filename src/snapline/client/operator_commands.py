@@ -23,8 +23,8 @@ from snapline.client.host_calls import (
     ask_every_host,
     owner_of,
 )
-from snapline.client.input_outcomes import Receipt, ReplyReader
 from snapline.client.queues import Place
+from snapline.client.sends_and_asks import Receipt, ReplyReader
 from snapline.errors import (
     CoordinatorUnavailableError,
     InputDeadLetteredError,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
-from snapline.client.input_outcomes import check_timeout
+from snapline.client.sends_and_asks import check_timeout
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import ReadOutputsReply, ReleasedOutputs

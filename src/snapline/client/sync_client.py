@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
 from snapline.client.client import TIMEOUT_S, Certificates, Client
-from snapline.client.input_outcomes import AgentInput, Receipt, Reply
 from snapline.client.operator_commands import DeadLetterResult
+from snapline.client.sends_and_asks import AgentInput, Receipt, Reply
 from snapline.client.trace_analysis import RecoveryLine
 from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent

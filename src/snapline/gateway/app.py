@@ -1,24 +1,17 @@
-"""HTTP requests to the gateway: inputs to agents, their answers, and outputs. An adapter: the client decides.
+"""HTTP gateway of a fleet: inputs to agents, their answers, and outputs. An adapter: the client decides.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
-    GET  /openapi.json                 OpenAPI document
+    GET  /openapi.json                 OpenAPI document, generic or with the message types of one fleet's classes
     GET  /health                       200 while the coordinator answers
 
 Everyone who can reach the gateway may send inputs to public handlers, which hosts check (`GivenInput.public_only`), and to the handlers that it is
-configured to serve. So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
-(`browser_headers.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
+configured to serve (`Served`). So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
+(`http_server.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
 a CORS preflight, which the gateway does not answer.
 
-Limits on the number and size of a gateway's requests, for one agent and in total. Requests above the limits are rejected at once.
-
-Errors in HTTP: a status, and a body as in RFC 9457 (problem details).
-
-Handlers that a gateway is configured to serve although they are not marked public: patterns of agents and message types.
-
-OpenAPI document of the gateway's requests and answers: generic, or with the message types of one fleet's classes.
-
-The gateway's process: one client, one server, until it is stopped.
+`RequestLimits` bounds the number and size of requests, for one agent and in total; requests above the limits are rejected at once. An error has
+a status, and a body as in RFC 9457 (problem details). The process has one client and one server, until it is stopped.
 """
 
 import asyncio
@@ -44,7 +37,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client, open_client
-from snapline.client.input_outcomes import CALLER_TRACE, ExternalMessage
+from snapline.client.sends_and_asks import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.http_server import is_from_other_site, is_this_machine, serve_app
 from snapline.messages.json_text import NESTED, read_json
@@ -321,7 +314,7 @@ class Gateway:
 
     async def _fetch_phase(self) -> str:
         try:
-            return str((await asyncio.wait_for(self._client.status(), HEALTH_S)).get("phase"))
+            return (await asyncio.wait_for(self._client.status(), HEALTH_S)).phase
         except (SnaplineError, TimeoutError):
             return ""
 
