@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.core import ClientCore, OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome

@@ -21,7 +21,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from snapline.agent_runtime.message_encoding import Traceparent, encode_message, with_tail
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.core import ClientCore
 from snapline.client.sends_and_asks import AgentInput
 from snapline.coordinator.service.fleet_answers import located

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from snapline.client import client_events as ev
 from snapline.client import core
-from snapline.client import events as ev
 from snapline.client.core import ASK_ATTEMPT_NS, ASKS_AT_ONCE, ClientCore
 from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.messages.answers import LocatedAgent, LocateReply

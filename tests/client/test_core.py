@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.core import ATTEMPT_NS, REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX, FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.messages.answers import LocatedAgent, LocateReply

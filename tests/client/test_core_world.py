@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.client.world import judge, run
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.core import ClientCore
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 

@@ -9,7 +9,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.core import REQUESTS_MAX, ClientCore
 from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX
 from snapline.messages.answers import LocatedAgent, LocateReply

@@ -15,7 +15,7 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client import operator_commands, sends_and_asks
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents

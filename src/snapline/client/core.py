@@ -46,7 +46,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place, wait_ns
 from snapline.messages import client_requests
 from snapline.messages.answers import LocatedAgent

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from snapline.agent_runtime.durable import encode_result
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.host_calls import (
     FIND_S_MAX,
     WAIT_LEAST_S,

@@ -13,7 +13,7 @@ import heapq
 import zlib
 from collections import deque
 
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 
 BATCH_INPUTS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024

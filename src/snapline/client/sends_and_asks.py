@@ -17,7 +17,7 @@ import msgspec
 
 from snapline.agent_runtime.message_encoding import MessageReader, Traceparent, encode_message, with_tail
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.client import events as ev
+from snapline.client import client_events as ev
 from snapline.client.host_calls import HostCalls, OfferError
 from snapline.errors import (
     AgentMissingError,
