@@ -17,7 +17,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 import snapline
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.client.client import Client
-from snapline.client.outputs import OutputReaderState
+from snapline.client.output_reader import OutputReaderState
 from snapline.client.sync_client import SyncClient
 from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed

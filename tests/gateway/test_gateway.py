@@ -19,7 +19,7 @@ import snapline
 from snapline import errors
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted, encode_message
 from snapline.client.client import Client
-from snapline.client.outputs import OutputsRequest, requested_outputs
+from snapline.client.output_reader import OutputsRequest, requested_outputs
 from snapline.client.sends_and_asks import ExternalMessage, Receipt
 from snapline.gateway import app as app_module
 from snapline.gateway.app import (

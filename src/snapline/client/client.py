@@ -20,7 +20,7 @@ from snapline.client import operator_commands, sends_and_asks
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
-from snapline.client.outputs import OutputsRequest, requested_outputs
+from snapline.client.output_reader import OutputsRequest, requested_outputs
 from snapline.client.sends_and_asks import (
     AgentInput,
     Receipt,

@@ -15,7 +15,7 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect, fold, open_at, with_standing
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted
-from snapline.client.outputs import items_of
+from snapline.client.output_reader import items_of
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.answers import Consumer, ReadOutputsReply
 from snapline.messages.client_requests import WaitingAgent, WaitingAgents
