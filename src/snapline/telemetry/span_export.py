@@ -21,6 +21,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
@@ -36,6 +37,12 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from snapline.errors import UsageError
 from snapline.telemetry.spans import SpanIds
+
+if TYPE_CHECKING:
+    import requests
+
+ANSWER_BYTES_MAX = 64 * 1024
+"""Largest answer of a collector; it contains little more than the number of accepted spans."""
 
 ATTRIBUTES_MAX = 128
 """Largest number of attributes, and of events, of one span: OpenTelemetry's own limit."""
@@ -334,7 +341,25 @@ def _exporter() -> SpanExporter:
         raise UsageError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: use http/protobuf or grpc")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from snapline.telemetry.bounded_session import BoundedSession
-
     has_own = any(os.environ.get(name) for name in CREDENTIAL_PROVIDERS)
-    return OTLPSpanExporter(session=None if has_own else BoundedSession())
+    return OTLPSpanExporter(session=None if has_own else _bounded_session())
+
+
+def _bounded_session() -> "requests.Session":
+    """Return an HTTP session that bounds the collector's answers: an endless answer would fill the memory of the process."""
+    import requests
+
+    class BoundedSession(requests.Session):
+        """Session that reads an answer up to its declared length and up to a limit, and closes a connection that has more data."""
+
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+            """Called for each request."""
+            response = super().send(request, **{**options, "stream": True})
+            size = response.headers.get("Content-Length", "")
+            is_small = size.isdecimal() and int(size) <= ANSWER_BYTES_MAX
+            response._content = response.raw.read(ANSWER_BYTES_MAX) if is_small else b""
+            if not is_small:
+                response.close()
+            return response
+
+    return BoundedSession()
