@@ -42,8 +42,7 @@ from snapline.messages.client_wire import SHOW, decode_question, retry_message, 
 from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.payloads import describe_payload
 from snapline.security.rpc_authorization import ERROR_KEY, Context
-from snapline.storage.capture.json_values import json_of, too_large
-from snapline.storage.capture.plain_values import find_field
+from snapline.storage.capture.saved_value_formats import find_field, json_of, too_large
 from snapline.storage.capture.saved_values import read_record, read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, OpenEffect
 from snapline.storage.store.manifest import AgentLine, Manifest

@@ -37,7 +37,7 @@ from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
 from snapline.storage.capture.declared_values import check_declared
-from snapline.storage.capture.plain_values import NAMES_SHOWN, steps_of
+from snapline.storage.capture.saved_value_formats import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys

@@ -1,7 +1,7 @@
 """Reading snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
 The reader opens the store directly: it calls no coordinator, and the fleet may be running. It imports nothing that a store names. Without a fleet,
-states and messages are plain values (`storage/capture/plain_values.py`); with a fleet they are objects of its classes. All data is checked against
+states and messages are plain values (`storage/capture/saved_value_formats.py`); with a fleet they are objects of its classes. All data is checked against
 its digests first (G11).
 
 Checkpoints and states are read on access, so a fleet of ten thousand agents opens as quickly as one of two. A `SavedAgent` caches what it has read; a
@@ -38,7 +38,7 @@ from snapline.agent_runtime.snapshots.snapshot_cut import (
 )
 from snapline.errors import NotFoundError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.storage.capture.plain_values import find_field, plain_value
+from snapline.storage.capture.saved_value_formats import find_field, plain_value
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.keys.key_files import Keys, keys_from_environment, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint

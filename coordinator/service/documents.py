@@ -15,8 +15,8 @@ from snapline.errors import DamagedDataError
 from snapline.messages.answers import Rows, SnapshotList, StoreVerification, document
 from snapline.messages.payloads import describe_payload
 from snapline.messages.status import ForkedFrom
-from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store.catalog import read_summaries

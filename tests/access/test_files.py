@@ -26,7 +26,7 @@ from snapline.deploy.plan import FleetPlan
 from snapline.deploy.running_fleet import request_hosts
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.certificates import Authority
-from snapline.storage.capture.npy_file import write_npy
+from snapline.storage.capture.saved_value_formats import write_npy
 from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.capture.values import ArrayHead
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key

@@ -18,7 +18,7 @@ from snapline.agent_runtime.message_encoding import state_decoder as decoder_of
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.messages.payloads import split_message
-from snapline.storage.capture.describe import plain
+from snapline.storage.capture.saved_value_formats import plain
 
 
 class Holder(msgspec.Struct):

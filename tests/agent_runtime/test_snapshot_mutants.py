@@ -15,7 +15,7 @@ import snapline
 from snapline.agent_runtime.snapshots import reader as snapshots
 from snapline.agent_runtime.snapshots import snapshot_cut
 from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
-from snapline.storage.capture import describe, first_values, saved_values
+from snapline.storage.capture import saved_value_formats, saved_values
 from snapline.storage.capture.decoder import PartReader
 
 Patch = pytest.MonkeyPatch
@@ -23,7 +23,7 @@ Found = (AssertionError, pytest.fail.Exception)
 
 
 def fortran_order_is_ignored(patch: Patch) -> None:
-    patch.setattr(first_values, "_fortran_place", lambda number, shape: number)
+    patch.setattr(saved_value_formats, "_fortran_place", lambda number, shape: number)
 
 
 def what_is_read_is_not_compared(patch: Patch) -> None:
@@ -35,13 +35,13 @@ def text_is_html(patch: Patch) -> None:
 
 
 def a_description_reads_all(patch: Patch) -> None:
-    plain = first_values.first_values
+    plain = saved_value_formats.first_values
 
     def greedy(array: Any, count: int) -> Any:
         array.content.whole()
         return plain(array, count)
 
-    patch.setattr(describe, "first_values", greedy)
+    patch.setattr(saved_value_formats, "first_values", greedy)
 
 
 def a_cut_has_no_dead_letters(patch: Patch) -> None:
@@ -59,7 +59,7 @@ def a_history_loses_its_end(patch: Patch) -> None:
 
 def in_fortran_order(host: Host, written: Written) -> None:
     array = np.arange(12.0).reshape(3, 4)
-    assert first_values.first_values(saved(array, "F", 48)[0], 5) == [0, 1, 2, 3, 4]
+    assert saved_value_formats.first_values(saved(array, "F", 48)[0], 5) == [0, 1, 2, 3, 4]
 
 
 def reading(host: Host) -> snapline.Snapshot:

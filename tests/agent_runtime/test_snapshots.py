@@ -18,7 +18,7 @@ from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 import snapline
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
-from snapline.storage.capture import describe
+from snapline.storage.capture import saved_value_formats
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
@@ -390,7 +390,7 @@ def test_long_tables_end(written: Written) -> None:
 def test_a_history_that_is_large_is_counted_and_read_when_asked_for(
     snapshot: snapline.Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describe, "HISTORY_BYTES_MAX", 50)
+    monkeypatch.setattr(saved_value_formats, "HISTORY_BYTES_MAX", 50)
     agent = snapshot.agents["a"]
     shown: Any = agent.describe()
     assert set(shown["chat"]) == {"records", "bytes"} and len(agent.field("chat")) == 5

@@ -181,7 +181,7 @@ def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Pa
         DamagedDataError: the data is damaged.
         UsageError: `out` is given, but the field is no array or the file exists.
     """
-    from snapline.storage.capture.plain_values import find_field
+    from snapline.storage.capture.saved_value_formats import find_field
     from snapline.storage.capture.saved_values import SavedArray, read_state
 
     epoch = store.resolve(snapshot)
@@ -197,14 +197,14 @@ def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Pa
 
 
 def _written(array: "SavedArray", out: Path) -> dict[str, object]:
-    from snapline.storage.capture.npy_file import write_npy
+    from snapline.storage.capture.saved_value_formats import write_npy
 
     size_bytes = write_npy(array, out)
     return {"dtype": array.dtype, "shape": list(array.shape), "file": str(out), "size_bytes": size_bytes}
 
 
 def _in_full(value: object) -> object:
-    from snapline.storage.capture.describe import describe, describe_array
+    from snapline.storage.capture.saved_value_formats import describe, describe_array
     from snapline.storage.capture.saved_values import SavedArray, SavedHistory
 
     if isinstance(value, SavedArray):

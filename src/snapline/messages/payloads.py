@@ -10,7 +10,7 @@ A message or creation of a sampled trace has a trace suffix after its type's nam
 
 from collections.abc import Callable
 
-from snapline.storage.capture.describe import plain
+from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.saved_values import FAILURES
 
 CREATE = b"\x00"

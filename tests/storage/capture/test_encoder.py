@@ -22,7 +22,6 @@ from snapline.storage.capture import encoder as encoder_module
 from snapline.storage.capture import tracked_arrays
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
-from snapline.storage.capture.describe import plain
 from snapline.storage.capture.encoder import ARRAY_PART_BYTES_MIN, CHUNK_BYTES, StateEncoder, chunk_bytes_for
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import (
@@ -34,6 +33,7 @@ from snapline.storage.capture.image import (
     ArenaPool,
     ChunkTable,
 )
+from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import StatePart
 

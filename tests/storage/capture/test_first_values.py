@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.agent_runtime.test_difference import Memory
 
 from snapline.errors import UsageError
-from snapline.storage.capture.first_values import first_values
-from snapline.storage.capture.npy_file import write_npy
+from snapline.storage.capture.saved_value_formats import first_values, write_npy
 from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.capture.values import ArrayHead
 

@@ -14,7 +14,7 @@ from snapline.errors import UsageError
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool
-from snapline.storage.capture.json_values import json_of
+from snapline.storage.capture.saved_value_formats import json_of
 from snapline.storage.capture.saved_values import read_record
 from snapline.storage.capture.values import Blob, Pickled
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.storage.capture.describe import plain
+from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.saved_values import FAILURES, decode_any_keys
 
 SCALARS = st.one_of(
