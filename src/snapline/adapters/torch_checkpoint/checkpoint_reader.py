@@ -35,7 +35,7 @@ from torch.futures import Future
 from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.numpy_and_torch import make_tensor
-from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold
+from snapline.storage.capture.torch_state import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.values import PART_EXTENSION, ArrayHead
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
