@@ -1,9 +1,7 @@
 """`snapline sim …`: runs fleets with faults in virtual time, and judges them; see docs/simulation.md.
 
-Commands without runs are here; commands for one run are in `sim_runs`, those for many runs in
-`sim_sweeps` and `sim_compare`.
-
-`snapline sim compare`: protocols × workloads × intervals × failure rates, in one table, with a recommendation.
+Here are `compare` (protocols × workloads × intervals × failure rates, in one table) and commands without runs; commands for one run are in
+`sim_runs`, those for many runs in `sim_sweeps`.
 """
 
 import math

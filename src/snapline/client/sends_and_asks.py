@@ -1,9 +1,7 @@
-"""Open sends and asks of a client, each with the future of the program that waits for its outcome.
+"""Sends and asks of programs: their validated inputs, the programs that wait, and the outcome of each: a receipt, a reply or an error.
 
-Sends wait up to a limit and in the order of the calls; the number of asks is limited, too. `Requests` carries out the core's requests: each
-returns exactly one event for the core.
-
-Inputs of a program, validated with their time-outs, and the outcome of a send or an ask: a receipt, a reply or an error.
+Sends wait up to a limit and in the order of the calls, each with the future of its program; the number of asks is limited, too. `find`, `offer`
+and `ask` carry out the core's requests: each returns exactly one event for the core.
 """
 
 import asyncio
