@@ -349,7 +349,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "input-number-not-saved": Mutant(
         text="checkpoints do not say which inputs were consumed",
-        patches=inputs.number_not_saved,
+        patches=inputs.input_number_not_saved,
         scenario=INPUTS_AND_CRASHES,
         oracle="inputs",
         seed=0,
@@ -454,7 +454,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "output-number-not-saved": Mutant(
         text="an agent counts its outputs from the beginning when it is restored",
-        patches=outputs.number_not_saved,
+        patches=outputs.output_number_not_saved,
         scenario=OUTPUTS_AND_CRASHES,
         oracle="outputs",
         seed=10,

@@ -52,7 +52,7 @@ def keys_not_saved() -> list[Patch]:
     return [(AgentEffects, "saved", saved)]
 
 
-def adopted_without_arguments() -> list[Patch]:
+def key_adopted_without_arguments() -> list[Patch]:
     """Return a key's outcome to any request for the key, whatever its arguments."""
     original = AgentEffects.settled
 

@@ -40,7 +40,7 @@ EFFECT_MUTANTS: dict[str, Mutant] = {
         "checkpoints do not hold the keys of effects that have ended", effects.keys_not_saved, "effects"
     ),
     "effect-adopted-without-arguments": _of(
-        "a key is adopted for an effect with other arguments", effects.adopted_without_arguments, "workload"
+        "a key is adopted for an effect with other arguments", effects.key_adopted_without_arguments, "workload"
     ),
     "closed-key-adopted": _of(
         "who asks for what was undone is told that it is done", effects.undone_and_adopted, "workload"

@@ -104,7 +104,7 @@ def log_not_read() -> list[Patch]:
     return [(driver, "read_logs", nothing)]
 
 
-def number_not_saved() -> list[Patch]:
+def input_number_not_saved() -> list[Patch]:
     """Save no number of consumed inputs in checkpoints."""
 
     def saved(self: AgentInputs) -> SavedInputs:
@@ -148,7 +148,7 @@ def all_batches_deleted() -> list[Patch]:
     def everything(batches: Any, *_: object) -> Any:
         return [(batch.log, batch.number) for batch in batches]
 
-    return [(log_sweeper, "find_garbage", everything), *_gaps_unnoticed()]
+    return [(log_sweeper, "find_garbage", everything), *_input_gaps_unnoticed()]
 
 
 def deleted_at_the_newest_epoch() -> list[Patch]:
@@ -160,10 +160,10 @@ def deleted_at_the_newest_epoch() -> list[Patch]:
         ended = {epoch: numbers for epoch, numbers in turns.items() if epoch == newest}
         return find_garbage(batches, kept, left, ended, settled)
 
-    return [(log_sweeper, "find_garbage", at_the_newest), *_gaps_unnoticed()]
+    return [(log_sweeper, "find_garbage", at_the_newest), *_input_gaps_unnoticed()]
 
 
-def _gaps_unnoticed() -> list[Patch]:
+def _input_gaps_unnoticed() -> list[Patch]:
     add = AgentInputs.add
 
     def add_any(self: AgentInputs, logged: Any, *, is_durable: bool) -> Any:

@@ -68,7 +68,7 @@ def lost_by_an_aborted_epoch() -> list[Patch]:
             assert agent.outputs is not None
             self._release(agent, agent.outputs, agent.outputs.number)
 
-    return [(Outputs, "epoch_ended", epoch_ended), *_gaps_unnoticed()]
+    return [(Outputs, "epoch_ended", epoch_ended), *_output_gaps_unnoticed()]
 
 
 def dropped_up_to_the_present() -> list[Patch]:
@@ -78,10 +78,10 @@ def dropped_up_to_the_present() -> list[Patch]:
     def release(self: Outputs, agent: LocalAgent, outputs: AgentOutputs, number: int) -> None:
         original(self, agent, outputs, outputs.number)
 
-    return [(Outputs, "_release", release), *_gaps_unnoticed()]
+    return [(Outputs, "_release", release), *_output_gaps_unnoticed()]
 
 
-def _gaps_unnoticed() -> list[Patch]:
+def _output_gaps_unnoticed() -> list[Patch]:
     """Disable the coordinator's check that a release is complete."""
     return [(output_releaser, "_check_whole", lambda *arguments, **options: None)]
 
@@ -95,7 +95,7 @@ def lost_with_its_agent() -> list[Patch]:
     return [(Outputs, "keeps", keeps)]
 
 
-def number_not_saved() -> list[Patch]:
+def output_number_not_saved() -> list[Patch]:
     """After a recovery, continue numbering from the pending outputs; without any, from the beginning."""
     original = AgentOutputs.__init__
 
