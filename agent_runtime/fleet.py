@@ -1,6 +1,7 @@
 """A fleet: its agents, how they are checkpointed, and when they are done.
 
-Classes of recorded kinds: their lookup, whether their states still mean the same, and the restoring of agents from checkpoints.
+Checkpoints record an agent's class as its *kind*. The functions at the end look up the classes of recorded kinds, check whether their states still
+mean the same, and restore agents from checkpoints.
 """
 
 import importlib

@@ -83,12 +83,11 @@ LIMITS: Mapping[str, Limit] = {
     "window_items": Limit(
         (
             "channels.channel.WINDOW_ITEMS",
-            "channels.control_state.WINDOW_ITEMS",
             "channels.incoming.WINDOW_ITEMS",
             "channels.link.WINDOW_ITEMS",
         ),
         (48, 256),
-        with_it=(("channels.control_state._REPORT_ITEMS", lambda items: items // 4),),
+        with_it=(("channels.incoming._REPORT_ITEMS", lambda items: items // 4),),
     ),
     "part_bytes": Limit(
         (
@@ -101,9 +100,8 @@ LIMITS: Mapping[str, Limit] = {
         (256, 1024),
         with_it=(
             ("channels.channel.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.control_state.WINDOW_BYTES", lambda part: 3 * part),
             ("channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.control_state._REPORT_BYTES", lambda part: 3 * part // 4),
+            ("channels.incoming._REPORT_BYTES", lambda part: 3 * part // 4),
         ),
     ),
     "frame_items": Limit(
@@ -118,9 +116,9 @@ LIMITS: Mapping[str, Limit] = {
         ("channels.order.FRAME_BYTES_MAX",), (64, 512), with_it=(("channels.order.LARGE_BYTES", lambda size: size),)
     ),
     "frames_unacked": Limit(("channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
-    "frame_credits": Limit(("channels.control_state.CREDITS_MAX",), (1, 2)),
-    "tell_delay_ms": Limit(("channels.control_state.REPORT_DELAY_NS",), (1, 200), _ms),
-    "tell_frames": Limit(("channels.control_state.TELL_FRAMES",), (1, 1000)),
+    "frame_credits": Limit(("channels.incoming.CREDITS_MAX",), (1, 2)),
+    "tell_delay_ms": Limit(("channels.incoming.REPORT_DELAY_NS",), (1, 200), _ms),
+    "tell_frames": Limit(("channels.incoming.TELL_FRAMES",), (1, 1000)),
     "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
     "parked_messages": Limit(("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",), (1, 4, 16)),
@@ -135,9 +133,9 @@ LIMITS: Mapping[str, Limit] = {
             ("agent_runtime.host.epoch_files.THREADS", lambda _: 1),
         ),  # sequential, since threads would not be reproducible
     ),
-    "chunk_tables": Limit(("agent_runtime.host.chunk_tables.TABLES_MAX",), (1, 2)),
+    "chunk_tables": Limit(("agent_runtime.host.checkpoint_writer.TABLES_MAX",), (1, 2)),
     "agent_log_bytes": Limit(("agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
-    "host_freeze_ms": Limit(("agent_runtime.host.modes.freeze.FREEZE_NS",), (20, 200), _ms),
+    "host_freeze_ms": Limit(("agent_runtime.host.modes.logged.FREEZE_NS",), (20, 200), _ms),
     # coordinator
     "freeze_ms": Limit(
         ("coordinator.leader.modes.autonomous_epochs.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms

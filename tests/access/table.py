@@ -184,12 +184,12 @@ class Port(NamedTuple):
 
 
 _GRPC = {
-    "connections, or half of the files that its process may have open": ("channels.options.CONNECTIONS_MAX", 2_000),
-    "ms for a handshake": ("channels.options.HANDSHAKE_MS_MAX", 10_000),
-    "bytes of a call's metadata": ("channels.options.METADATA_BYTES_MAX", 16 * KIB),
-    "bytes of a message": ("channels.options.RECEIVE_BYTES_MAX", 2 * MIB),
+    "connections, or half of the files that its process may have open": ("channels.servers.CONNECTIONS_MAX", 2_000),
+    "ms for a handshake": ("channels.servers.HANDSHAKE_MS_MAX", 10_000),
+    "bytes of a call's metadata": ("channels.servers.METADATA_BYTES_MAX", 16 * KIB),
+    "bytes of a message": ("channels.servers.RECEIVE_BYTES_MAX", 2 * MIB),
     "seconds for a request, or the first message of a stream": ("security.rpc_authorization.FIRST_S_MAX", 10),
-    "calls at once on one connection": ("channels.options.STREAMS_MAX", 64),
+    "calls at once on one connection": ("channels.servers.STREAMS_MAX", 64),
     "calls of one caller under way": ("security.rpc_authorization.CALLS_MAX", 4_096),
     "bytes of answers that a caller has not taken": ("security.rpc_authorization.UNREAD_BYTES_MAX", 64 * MIB),
 }
@@ -210,7 +210,7 @@ PORTS = {
             "bytes of a request": ("security.rpc_authorization.REQUEST_BYTES_MAX", 256 * KIB),
             "bytes of a stream's first message": ("security.rpc_authorization.FIRST_BYTES_MAX", 64 * KIB),
             "bytes of inputs under way at a host": ("agent_runtime.host.input_service.UNDER_WAY_BYTES_MAX", 64 * MIB),
-            "questions to a host that wait for answers": ("agent_runtime.host.ask_service.ASKS_MAX", 10_000),
+            "questions to a host that wait for answers": ("agent_runtime.host.input_service.ASKS_MAX", 10_000),
             "looks at agents of a host at once": ("agent_runtime.host.view_service.SHOWS_MAX", 8),
         },
     ),

@@ -9,7 +9,6 @@ INSIDE = {
     "security/dial_back.py",
     "channels/frame.py",
     "security/rpc_authorization.py",
-    "channels/frame.py",
     "channels/grpc_link.py",
     "messages/wire.py",
     "messages/client_wire.py",

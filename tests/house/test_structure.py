@@ -173,7 +173,7 @@ def test_the_search_finds_a_name_that_stands_twice() -> None:
 # -- circles ----------------------------------------------------------------------------------------------------------
 
 CIRCLES = {
-    "agent_runtime/fleet.py, agent_runtime/fleet.py, agent_runtime/fleet.py, agent_runtime/snapshots/snapshot_cut.py": (
+    "agent_runtime/fleet.py, agent_runtime/snapshots/snapshot_cut.py": (
         "a fleet's `stop_when` takes a Cut, and a Cut restores agents of its fleet; one of the two is there by type only"
     ),
 }
