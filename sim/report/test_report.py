@@ -17,7 +17,7 @@ from snapline.errors import SnaplineError
 from snapline.sim.checking import Subject
 from snapline.sim.choices import RandomChoices, Record, RecordedChoices
 from snapline.sim.oracles.probes import CATALOGUE
-from snapline.sim.report.folder import REPRO, folder_for, write_run
+from snapline.sim.report.run_folder import REPRO, folder_for, write_run
 from snapline.sim.report.terminal_summary import summarise
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, format_toml

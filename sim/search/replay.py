@@ -7,7 +7,7 @@ Runs are compared by their trace hash. If it differs, the hashes after each thou
 difference within a thousand entries. Both runs are then repeated with a journal of just that window, and its first differing
 entry is shown for both runs. It is the first effect, and usually close to the cause.
 
-The folder of a run (`sim/report/folder.py`) holds everything needed to run it again: scenario as drawn, seed and choices.
+The folder of a run (`sim/report/run_folder.py`) holds everything needed to run it again: scenario as drawn, seed and choices.
 """
 
 from contextlib import closing
@@ -17,7 +17,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.sim.choices import Choices, Record, RecordedChoices
-from snapline.sim.report import files
+from snapline.sim.report import run_folder
 from snapline.sim.result import Result, Violation
 from snapline.sim.scenario import SCHEMA, Scenario, parse_scenario
 from snapline.sim.search.pool import make_setup, other_hash_seed, run_tasks
@@ -169,7 +169,7 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
         UsageError: see `read_repro`.
     """
     scenario, seed, record = read_repro(folder)
-    expected, _ = files.read_result(folder / RESULT)
+    expected, _ = run_folder.read_result(folder / RESULT)
     choices: Choices | None = None if record is None else RecordedChoices(record)
     result = load_runner(name_of(runner))(scenario, seed, choices=choices)
     return ReplayResult(result, expected.trace_hash, repro_warnings(folder, commit=commit))
@@ -181,12 +181,12 @@ def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
     Raises:
         UsageError: the folder is not one of a run, or has another schema.
     """
-    result, provenance = files.read_result(folder / RESULT)
+    result, provenance = run_folder.read_result(folder / RESULT)
     if provenance.schema != SCHEMA:
         hint = f", of commit {provenance.commit}" if provenance.commit else ""
         raise UsageError(f"{folder} has schema {provenance.schema}, this is for {SCHEMA}: use its own snapline{hint}")
     choices = folder / CHOICES
-    return _scenario(folder / CONFIG), result.seed, files.read_choices(choices) if choices.exists() else None
+    return _scenario(folder / CONFIG), result.seed, run_folder.read_choices(choices) if choices.exists() else None
 
 
 def _scenario(path: Path) -> Scenario:
@@ -198,7 +198,7 @@ def _scenario(path: Path) -> Scenario:
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
     """Return reasons why a rerun may give another result. `commit`: commit of the running code, "" if unknown."""
-    _, provenance = files.read_result(folder / RESULT)
+    _, provenance = run_folder.read_result(folder / RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []
     return [f"the run was made at commit {provenance.commit}, and this is {commit}: it may end differently"]

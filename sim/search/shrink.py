@@ -62,7 +62,7 @@ import msgspec
 from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
 from snapline.sim.faults.fault_kinds import duration_ns, format_duration
-from snapline.sim.report.files import choices_json
+from snapline.sim.report.run_folder import choices_json
 from snapline.sim.result import Result
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, StepsPart, format_scenario, parse_scenario
 from snapline.sim.search.worker import Runner, error_kind, load_runner, name_of

@@ -28,7 +28,7 @@ from snapline.sim.explorer import exploration
 from snapline.sim.explorer.state_search import Bounds
 from snapline.sim.faults.fault_kinds import FAILPOINTS
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.report.folder import read_run
+from snapline.sim.report.run_folder import read_run
 from snapline.sim.result import Violation
 from snapline.sim.run import run as simulate
 from snapline.sim.scenario import FaultPart, format_scenario, parse_scenario

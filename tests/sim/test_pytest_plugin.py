@@ -16,7 +16,7 @@ from tests.sim import checked_fleets
 import snapline
 from snapline.sim import pytest_plugin
 from snapline.sim.checking import Subject
-from snapline.sim.report.folder import read_run
+from snapline.sim.report.run_folder import read_run
 from snapline.sim.report.test_report import run_seeds
 
 TIMEOUT_S = 100

@@ -8,7 +8,7 @@ from tests.sim import toys
 
 from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices
-from snapline.sim.report.folder import write_run
+from snapline.sim.report.run_folder import write_run
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
 from snapline.sim.search.replay import check_determinism, read_repro, replay, repro_warnings

@@ -36,10 +36,10 @@ from snapline.recovery.trace import (
     read_trace,
 )
 from snapline.sim.oracles.probes import CATALOGUE
-from snapline.sim.report import files, folder
-from snapline.sim.report.folder import folder_for, read_choices, read_run, rebuild, write_run
+from snapline.sim.report import run_folder
 from snapline.sim.report.html import Page, page
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
+from snapline.sim.report.run_folder import folder_for, read_choices, read_run, rebuild, write_run
 from snapline.sim.report.terminal_summary import LINES_MAX, WIDTH, summarise
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import FleetPart, Scenario, duration_ns
@@ -173,7 +173,7 @@ def test_a_folder_is_read_back_and_the_same_run_gives_the_same_bytes(
 @few
 def test_the_trace_is_one_for_analyze(steps: list[Operation]) -> None:
     recording = Fleet().run(steps)
-    packed = files.trace_gz(recording)
+    packed = run_folder.trace_gz(recording)
     header = encode(Header(agents=recording.agents))
     assert packed[4:8] == bytes(4)  # no time of day
     lines = gzip.decompress(packed).splitlines()
@@ -225,7 +225,7 @@ def test_repro_names_the_commands(tmp_path: Path) -> None:
 
 @given(st.integers(0, 10**15))
 def test_times_in_fault_files_are_exact(time_ns: int) -> None:
-    assert duration_ns(files.exact(time_ns)) == time_ns
+    assert duration_ns(run_folder.exact(time_ns)) == time_ns
 
 
 keys = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
@@ -235,13 +235,13 @@ keys = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max
 @few
 def test_choices_come_back_with_their_types_and_order(tmp_path: Path, record: dict[Any, int]) -> None:
     path = tmp_path / "choices.json"
-    path.write_bytes(files.choices_json(record))
+    path.write_bytes(run_folder.choices_json(record))
     assert list(read_choices(path).items()) == list(record.items())
 
 
 def test_a_key_that_would_not_come_back_is_refused() -> None:
     with pytest.raises(UsageError, match=r"1\.5"):
-        files.choices_json({("net", (1.5,)): 1})
+        run_folder.choices_json({("net", (1.5,)): 1})
 
 
 @given(st.text(st.characters(), max_size=20))
@@ -249,9 +249,9 @@ def test_a_key_that_would_not_come_back_is_refused() -> None:
 def test_any_text_survives_in_a_result(tmp_path: Path, words: str) -> None:
     """Also half of a surrogate pair, which UTF-8 cannot write."""
     result = Result(name=words, seed=1, verdict="broken", error=words + " \udc80")
-    (tmp_path / "result.json").write_bytes(files.result_json(result, files.Provenance(1, "c")))
-    assert files.read_result(tmp_path / "result.json") == (result, files.Provenance(1, "c"))
-    tomllib.loads(files.faults_toml([ExecutedFault(words, words + " \udc80", 1, 2)]))
+    (tmp_path / "result.json").write_bytes(run_folder.result_json(result, run_folder.Provenance(1, "c")))
+    assert run_folder.read_result(tmp_path / "result.json") == (result, run_folder.Provenance(1, "c"))
+    tomllib.loads(run_folder.faults_toml([ExecutedFault(words, words + " \udc80", 1, 2)]))
     summarise(result).encode()
     page(Page(result, None, words, 1, words)).encode()
 
@@ -292,7 +292,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_only_a_probe_that_must_not_be_reached_is_left_out_of_those_never_hit() -> None:
-    shown = folder._catalogue(Result(name="x", seed=1, verdict="pass"))
+    shown = run_folder._catalogue(Result(name="x", seed=1, verdict="pass"))
     left_out = {name for name, probe in CATALOGUE.items() if name not in shown}
     assert left_out == {name for name, probe in CATALOGUE.items() if probe.verb == "unreachable"}
 

@@ -29,7 +29,7 @@ from snapline.diagrams import event_history as past
 from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.fault_kinds import CrashFault
-from snapline.sim.report import files
+from snapline.sim.report import run_folder
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
@@ -107,7 +107,7 @@ def test_the_picture_of_a_real_run_is_what_a_replay_says() -> None:
     scenario = Scenario(name="real", fleet=fleet, network=network, fault=[crash])
     recording = Recording()
     result = run(scenario, 3, recording=recording)
-    trace = read_trace(gzip.decompress(files.trace_gz(recording)).splitlines())
+    trace = read_trace(gzip.decompress(run_folder.trace_gz(recording)).splitlines())
     states = replayed(recording)
     assert dict(drawn_states(draw_run(recording, result))) == states
     sent = [event.message for event in trace.events if isinstance(event, MessageSent)]

@@ -15,7 +15,7 @@ from tests.sim import toys
 from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
 from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
-from snapline.sim.report.files import read_choices
+from snapline.sim.report.run_folder import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
 from snapline.sim.search.shrink import (

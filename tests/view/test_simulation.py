@@ -18,7 +18,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices
-from snapline.sim.report.folder import folder_for, write_run
+from snapline.sim.report.run_folder import folder_for, write_run
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario, parse_scenario

@@ -194,7 +194,7 @@ def _checks(invariant: str | None) -> "Checks":
 
 
 def _folder_for(base: Path, name: str, seed: int) -> Path:
-    from snapline.sim.report.folder import folder_for
+    from snapline.sim.report.run_folder import folder_for
 
     return folder_for(base, f"{name}-chaos", seed, datetime.now(UTC))
 

@@ -76,7 +76,7 @@ def run(
 def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
     """Run the scenario, and write the run's folder under `base`, unless that is None."""
     from snapline.sim.choices import RandomChoices
-    from snapline.sim.report.folder import folder_for, write_run
+    from snapline.sim.report.run_folder import folder_for, write_run
     from snapline.sim.run import run as simulate
     from snapline.sim.world.recording import Recording
 
@@ -94,7 +94,7 @@ def result_document(result: "Result", scenario: "Scenario", **more: object) -> d
     """Return the content of result.json, and `more`."""
     import json
 
-    from snapline.sim.report.files import Provenance, result_json
+    from snapline.sim.report.run_folder import Provenance, result_json
 
     fields: dict[str, Any] = json.loads(result_json(result, Provenance(scenario.schema, commit_of_code())))
     return {**fields, **more}
@@ -107,7 +107,7 @@ def _exit_code(result: "Result") -> int:
 
 
 def _show_run(result: "Result", scenario: "Scenario", place: Path | None, again: str, tables: DocumentTables) -> None:
-    from snapline.sim.report.folder import REPORT
+    from snapline.sim.report.run_folder import REPORT
     from snapline.sim.report.terminal_summary import brief_summary, summarise
 
     report = "" if place is None else f"report {place / REPORT}"
@@ -247,7 +247,7 @@ def report(
 
     For a report that was lost, or was made by an older snapline. Nothing is run. Exit code: 0, whatever the run's was.
     """
-    from snapline.sim.report.folder import read_run, rebuild
+    from snapline.sim.report.run_folder import read_run, rebuild
     from snapline.sim.report.terminal_summary import summarise
 
     place = require_run_folder(folder)
@@ -327,7 +327,7 @@ def _time_limit_s(text: str) -> float:
 
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
     """Return scenario, seed and result of the run to shrink."""
-    from snapline.sim.report.folder import read_run
+    from snapline.sim.report.run_folder import read_run
     from snapline.sim.search.swarm import draw
 
     folder = run_folder(word)
@@ -360,7 +360,7 @@ def _shrink(
 
 
 def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
-    from snapline.sim.report.folder import folder_for
+    from snapline.sim.report.run_folder import folder_for
 
     above = run_folder(word)
     if folder is not None:
@@ -373,7 +373,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
     """Write the folder of the smallest run, and files for the developer; return their names."""
     from snapline.sim.choices import RecordedChoices
-    from snapline.sim.report.folder import write_run
+    from snapline.sim.report.run_folder import write_run
     from snapline.sim.run import run as simulate
     from snapline.sim.search.shrink import render
     from snapline.sim.world.recording import Recording

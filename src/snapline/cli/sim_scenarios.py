@@ -354,7 +354,7 @@ def run_folder(word: str) -> Path | None:
     Raises:
         UsageError: `word` is a folder without a run.
     """
-    from snapline.sim.report.folder import LATEST, RESULT
+    from snapline.sim.report.run_folder import LATEST, RESULT
     from snapline.sim.search.swarm import BUILT_IN
 
     path = Path(word)

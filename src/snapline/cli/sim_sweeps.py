@@ -289,7 +289,7 @@ def sweep(
 
 def _summary_file(folder: Path, template: "Scenario") -> Path:
     """Return the path of the summary; create its folder before the work."""
-    from snapline.sim.report.folder import sweep_file
+    from snapline.sim.report.run_folder import sweep_file
 
     return sweep_file(folder, template.name, datetime.now(UTC))
 

@@ -1,6 +1,6 @@
 """Reports of simulations in the given folders, and in no others.
 
-    FOLDER/…/result.json      a run, with the files next to it (`sim/report/folder.py`)
+    FOLDER/…/result.json      a run, with the files next to it (`sim/report/run_folder.py`)
     FOLDER/…/shrunk/          its shrunk form
     FOLDER/…/*-sweep.json     or any other file with the document of a sweep
 
@@ -26,7 +26,7 @@ from snapline.errors import NotFoundError, UsageError
 from snapline.view.display_text import size
 
 if TYPE_CHECKING:
-    from snapline.sim.report.folder import StoredRun
+    from snapline.sim.report.run_folder import StoredRun
 
 
 class FoundViolation(msgspec.Struct, frozen=True):
@@ -270,8 +270,7 @@ class SimReports:
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
         """Return one run. A recording that is too large is replaced by a sentence. NotFoundError, UsageError."""
-        from snapline.sim.report.files import read_recording, read_result
-        from snapline.sim.report.folder import StoredRun, read_choices
+        from snapline.sim.report.run_folder import StoredRun, read_choices, read_recording, read_result
         from snapline.sim.scenario import parse_scenario
 
         folder = self.path_of(place)

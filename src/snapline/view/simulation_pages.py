@@ -31,7 +31,7 @@ from snapline.view.sign_in import HEADERS
 from snapline.view.sim_reports import SHRUNK, FoundReports, FoundRun, FoundSweep, SimReports, SweepFound
 
 if TYPE_CHECKING:
-    from snapline.sim.report.folder import StoredRun
+    from snapline.sim.report.run_folder import StoredRun
     from snapline.sim.result import ExecutedFault, Result
 
 
@@ -611,7 +611,7 @@ class SimulationPages:
         place = request.path_params["place"]
 
         def read() -> str:
-            from snapline.sim.report.folder import report_of
+            from snapline.sim.report.run_folder import report_of
 
             return report_of(self._run(place)[1][0])
 
@@ -625,8 +625,8 @@ class SimulationPages:
         )
 
     def _draw(self, kind: str, place: str) -> str:
-        from snapline.sim.report.folder import page_of
         from snapline.sim.report.run_diagrams import draw_run, draw_timeline
+        from snapline.sim.report.run_folder import page_of
 
         run = self._run(place)[1][0]
         if kind == TIMELINE:
