@@ -4,14 +4,28 @@ Each kind of fault has one method that begins it. Its target is drawn at that mo
 scenario as key, so that removing one fault does not reshuffle the others. `Conditions` handles overlapping faults.
 
 After the last end, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
+
+Conditions of nodes and links, and the faults that cause them.
+
+Faults overlap: two partitions may cut one pair, or two crashes hit one host. So a fault never ends a condition. It ends *its
+part* of the condition, which holds while any part is left. For a condition with a value, the worst part counts: the lowest
+speed, the highest loss, the sum of all skews, the latest delay.
+
+Invariant: the executor's state follows from the parts, except for its own actions, such as restarts of nodes killed at a
+failpoint.
+
+Directed pairs of nodes that a partition cuts, and the order in which nodes are drawn.
+
+The shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a partition splits the fleet, the
+coordinator, or separates the two. Every order comes from choices; all zeros give the order of names.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from snapline.errors import UsageError
-from snapline.sim.faults.conditions import Condition, Conditions, Part
-from snapline.sim.faults.executor import Executor, FailpointAction, HangingCall
+from snapline.sim.choices import Choices
+from snapline.sim.faults.executor import DiskMode, Executor, FailpointAction, HangingCall
 from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
@@ -35,9 +49,191 @@ from snapline.sim.faults.fault_kinds import (
     Word,
     duration_ns,
 )
-from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
 from snapline.sim.result import ExecutedFault
-from snapline.sim.scenario import Scenario, joining_hosts
+from snapline.sim.scenario import NetworkPart, Scenario, joining_hosts
+
+Condition = tuple[str, ...]
+"""A condition and its nodes, such as ("block", "h1", "c1")."""
+
+Part = tuple[int, ...]
+"""Contribution of one fault to a condition: numbers, or () for a condition without a value."""
+
+_DISK_MODES: dict[str, DiskMode] = {
+    "eio": "eio",
+    "full": "full",
+    "failed-sync": "failed-sync",
+    "slow": "slow",
+    "stale-read": "stale-read",
+    "away": "away",
+}
+
+_HANGING_CALLS: dict[str, HangingCall] = {"store": "store", "stop": "stop", "loop": "loop"}
+
+
+class Conditions:
+    """Conditions caused by all active faults.
+
+    Attributes:
+        _parts: condition → parts of its faults; a condition without parts is absent.
+    """
+
+    def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
+        """`absent_hosts` join later, and count as down until `relieve`: no restart starts them earlier."""
+        self._executor = executor
+        self._network = network
+        self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
+
+    def worsen(self, condition: Condition, part: Part = ()) -> None:
+        parts = self._parts.setdefault(condition, [])
+        parts.append(part)
+        if part or len(parts) == 1:
+            self._settle(condition)
+
+    def relieve(self, condition: Condition, part: Part = ()) -> None:
+        """End one part; the executor is called if that changes the condition."""
+        parts = self._parts[condition]
+        parts.remove(part)
+        if not parts:
+            del self._parts[condition]
+        if part or not parts:
+            self._settle(condition)
+
+    def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
+        """Add a part for `lasts_ns` (None: no end), and return the time of its end; 0 without one."""
+        listed = list(conditions)
+        for condition in listed:
+            self.worsen(condition, part)
+        return self._end_after(lasts_ns, listed, part)
+
+    def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
+        """Act as `worsen_for` for a node: nodes go down in several ways (`how`), and return in one."""
+        how(condition[1])
+        self._parts.setdefault(condition, []).append(())
+        return self._end_after(down_ns, [condition], ())
+
+    def _end_after(self, after_ns: int | None, conditions: list[Condition], part: Part) -> int:
+        if after_ns is None:
+            return 0
+
+        def end() -> None:
+            for condition in conditions:
+                self.relieve(condition, part)
+
+        until_ns = self._executor.now_ns + after_ns
+        self._executor.at(until_ns, end)
+        return until_ns
+
+    def _settle(self, condition: Condition) -> None:
+        """Apply the condition's parts to the executor."""
+        executor = self._executor
+        parts = self._parts.get(condition, [])
+        match condition:
+            case ("block", sender, receiver):
+                (executor.block if parts else executor.unblock)(sender, receiver)
+            case ("hold", sender, receiver):
+                executor.hold_markers(sender, receiver, bool(parts))
+            case ("pause", host):
+                (executor.pause_host if parts else executor.resume_host)(host)
+            case ("hang", host, what):
+                executor.set_hanging(host, _HANGING_CALLS[what], bool(parts))
+            case ("down", host):
+                executor.start_host(host)
+            case ("coordinator-down", node):
+                executor.start_coordinator(node)
+            case ("disk", mode, node):
+                self._settle_disk(_DISK_MODES[mode], node, is_on=bool(parts))
+            case _:
+                self._settle_value(condition, parts)
+
+    def _settle_value(self, condition: Condition, parts: list[Part]) -> None:
+        executor = self._executor
+        match condition:
+            case ("loss", sender, receiver):
+                executor.set_loss(sender, receiver, max((part[0] for part in parts), default=0))
+            case ("delay", sender, receiver):
+                usual = self._network.delay_of(sender, receiver)
+                least_ns, jitter_ns = parts[-1] if parts else (usual.least_ns, usual.jitter_ns)
+                executor.set_delay(sender, receiver, least_ns, jitter_ns)
+            case ("slow", host):
+                executor.set_speed(host, min((part[0] for part in parts), default=100))
+            case ("clock", host):
+                executor.set_clock(host, sum(part[0] for part in parts), sum(part[1] for part in parts))
+            case ("unknown",):
+                executor.set_unknown(max((part[0] for part in parts), default=0))
+            case _:
+                raise AssertionError(f"no condition {condition}")
+
+    def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
+        """Set a disk mode. When a part ends, nodes with another part for them or for all nodes ("") keep the mode."""
+        self._executor.set_disk(node, mode, is_on)
+        for other in self._parts if not is_on else ():
+            if other[:2] == ("disk", mode):
+                self._executor.set_disk(other[2], mode, True)
+
+
+Pair = tuple[str, str]
+"""Sender and receiver."""
+
+
+def shuffled(nodes: Sequence[str], choices: Choices, index: int, what: str) -> list[str]:
+    """Return the nodes in a drawn order, for the fault with this index in the scenario."""
+    left = list(nodes)
+    return [left.pop(choices.pick("fault", (index, what, step), len(left))) for step in range(len(nodes))]
+
+
+def all_pairs(nodes: Sequence[str]) -> list[Pair]:
+    return [(sender, receiver) for sender in nodes for receiver in nodes if sender != receiver]
+
+
+def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
+    """Return all pairs between the isolated nodes and the others; pairs with an isolated sender come first."""
+    others = [node for node in nodes if node not in isolated]
+    return [(inner, outer) for inner in isolated for outer in others] + [
+        (outer, inner) for inner in isolated for outer in others
+    ]
+
+
+def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
+    """Return the pairs that a shape cuts in an order of nodes, in both directions; none if there are too few."""
+    count = len(order)
+    match shape:
+        case "one":
+            return pairs_cut_off(order[:1], order)
+        case "pair":
+            return pairs_cut_off(order[:1], order[:2])
+        case "majority":
+            return pairs_cut_off(order[: max(1, (count - 1) // 2)], order)
+        case "minority-third":
+            return pairs_cut_off(order[: max(1, count // 3)], order)
+        case "bridge":
+            half = 1 + (count - 1) // 2
+            return pairs_cut_off(order[1:half], order[1:])
+        case "majorities-ring":
+            return _pairs_of_ring(order)
+        case _:
+            raise AssertionError(f"{shape} needs more than an order")
+
+
+def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
+    """Return one direction of each pair that is cut in both: the first one listed, or for `way` 1 the other."""
+    kept: dict[Pair, None] = {}
+    for sender, receiver in pairs:
+        if (receiver, sender) not in kept:
+            kept[sender, receiver] = None
+    return [(receiver, sender) if way else (sender, receiver) for sender, receiver in kept]
+
+
+def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
+    """Return the pairs to cut so that each node sees its nearest neighbours on both sides: a different majority for each node."""
+    count = len(order)
+    reach = (count // 2 + 1) // 2
+    return [
+        (order[one], order[other])
+        for one in range(count)
+        for other in range(count)
+        if one != other and min((one - other) % count, (other - one) % count) > reach
+    ]
+
 
 FLIP_TRIES = 10
 """Number of tries during a bit-flip fault: a second epoch completes within a tenth of its time, or never."""
@@ -45,7 +241,7 @@ FLIP_TRIES = 10
 _BIT_PICKS = 1 << 30
 """More than the number of bits of any file; the executor takes the remainder."""
 
-_HANGING: Mapping[HangingCall, str] = {
+_HANGING_TEXTS: Mapping[HangingCall, str] = {
     "store": "has a store that does not answer",
     "stop": "does not come to a decision whether to stop",
     "loop": "is blocked by a handler",
@@ -75,7 +271,7 @@ def heal(executor: Executor) -> None:
     for host in executor.hosts:
         executor.set_clock(host, 0, 0)
         executor.set_speed(host, 100)
-        for what in _HANGING:
+        for what in _HANGING_TEXTS:
             executor.set_hanging(host, what, False)
         executor.resume_host(host)
         executor.start_host(host)
@@ -225,7 +421,7 @@ class Schedule:
             case PauseFault():
                 name, text = "pause", "stands still"
             case HangFault():
-                name, kind, text = "hang", (word.what,), _HANGING[word.what]
+                name, kind, text = "hang", (word.what,), _HANGING_TEXTS[word.what]
             case ClockFault():
                 name, part = "clock", (word.skew_ns, word.drift_ppm)
                 text = f"has a clock that is {word.skew} ahead and drifts by {word.drift_ppm} ppm"

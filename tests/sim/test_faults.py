@@ -12,7 +12,6 @@ from tests.sim.fake_executor import FakeExecutor
 
 from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.fault_kinds import (
     ClockFault,
     ClogFault,
@@ -32,8 +31,7 @@ from snapline.sim.faults.fault_kinds import (
     duration_ns,
     format_duration,
 )
-from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
-from snapline.sim.faults.partitions import all_pairs
+from snapline.sim.faults.faults import FLIP_TRIES, Condition, Conditions, Part, all_pairs, check_budget, heal, schedule
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import BUILT_IN, draw
 

@@ -3,7 +3,7 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from snapline.sim.faults.partitions import one_way, pairs_of_shape
+from snapline.sim.faults.faults import one_way, pairs_of_shape
 
 node_orders = st.integers(1, 9).map(lambda count: [f"n{number}" for number in range(count)]).flatmap(st.permutations)
 SHAPES = ("one", "majority", "minority-third", "majorities-ring", "bridge")
