@@ -25,7 +25,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
-from snapline.storage.store.fork_record import ForkRecord
+from snapline.storage.disk.store_files import ForkRecord
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store

@@ -13,11 +13,11 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.service import log_sweeper
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.sim.world.product_patches import Patch
+from snapline.storage.disk import store_files
 from snapline.storage.log.log_deletions import find_garbage
 from snapline.storage.log.log_files import holds_batch
 from snapline.storage.log.log_record import entry_path
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
-from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 
@@ -78,21 +78,21 @@ def seals_deleted() -> list[Patch]:
         disk = self._store._disk
         for log, numbers in self._store.read_logs().items():
             paths = [entry_path(log, number) for number in numbers if log.plan < command.plan]
-            files.unlink(disk, [path for path in paths if not holds_batch(disk, path)])
+            store_files.unlink(disk, [path for path in paths if not holds_batch(disk, path)])
 
     return [(log_sweeper.LogSweeper, "sweep", with_seals)]
 
 
 def retry_taken_for_another() -> list[Patch]:
     """Take a batch that an earlier attempt has written for one of another host, and so the log for sealed."""
-    create = files.create_or_compare
+    create = store_files.create_or_compare
 
     def create_alone(disk: Any, path: str, data: bytes, *, point: str, **more: Any) -> bool:
         if create(disk, path, data, point=point, **more) and point == "store.log.batch":
             raise FileExistsError(path)
         return False
 
-    return [(files, "create_or_compare", create_alone)]
+    return [(store_files, "create_or_compare", create_alone)]
 
 
 def log_not_read() -> list[Patch]:

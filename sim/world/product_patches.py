@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from snapline.storage.store import files
+from snapline.storage.disk import store_files
 from snapline.storage.store.manifest import Manifest, decode_manifest
 
 # -- patches --------------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class ManifestDecoder(Protocol):
 
 def manifests_cached() -> contextlib.AbstractContextManager[None]:
     """Cache decoded manifests during one run, so that the store decodes each once."""
-    return patched([(files, "decode_manifest", remembered(decode_manifest))])
+    return patched([(store_files, "decode_manifest", remembered(decode_manifest))])
 
 
 def remembered(decode: ManifestDecoder) -> ManifestDecoder:

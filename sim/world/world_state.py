@@ -26,8 +26,8 @@ from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.kernel import Clocks, Journal, Kernel, NotSimulatedError
 from snapline.sim.world.network import DELAY_STEPS, Network
 from snapline.sim.world.recording import Recording, SharedTrace
+from snapline.storage.disk.store_files import OpenedDisk
 from snapline.storage.retention.epoch_retention import parse_policy
-from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.store import Store
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.cli import keys
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.keys.key_files import (
     Keys,
@@ -16,7 +17,6 @@ from snapline.storage.keys.key_files import (
     read_wrapping_key,
 )
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.store import files
 from snapline.storage.store.protection import load_protection
 from snapline.storage.store.store import Store
 
@@ -95,7 +95,7 @@ def test_rotate_wraps_every_key_with_the_new_one(run_keys: Run, store: Path, tmp
     assert "SNAPLINE_STORE_KEY=new" in done.json["next_step"]
     again = run_keys("rotate", "--store", store.as_uri(), "--to", "new", "-o", "table")
     assert again.code == 0 and again.out.startswith(f"0 keys wrapped with {new}\n")
-    store_id = files.read_identity(LocalDisk(store))
+    store_id = store_files.read_identity(LocalDisk(store))
     load_protection(LocalDisk(store), store_id, Keys((read_wrapping_key(tmp_path / "new"),))).digest(b"")
     assert set(map(tuple, list_keys(LocalDisk(store)).values())) == {(1,)}
 

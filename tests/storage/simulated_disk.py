@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
-from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.disk.store_files import OpenedDisk
 
 
 class SimulatedCrashError(BaseException):

@@ -20,10 +20,9 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, LocalDisk
 from snapline.storage.retention import epoch_retention
-from snapline.storage.store import create_store, files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.manifest import encode_manifest, encode_ref
 from snapline.storage.store.store import Store
@@ -151,7 +150,7 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: epoch_rete
 
 def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: epoch_retention.Notes) -> list[str]:
     manifests, packs = epoch_retention._files_of_epoch(disk, store_id, epoch, notes)
-    return files.unlink(disk, [f"refs/epochs/{epoch}", *manifests, *packs])
+    return store_files.unlink(disk, [f"refs/epochs/{epoch}", *manifests, *packs])
 
 
 def _make_directory(prefix: str) -> Callable[..., None]:
@@ -168,7 +167,7 @@ def _make_directory(prefix: str) -> Callable[..., None]:
 
 
 def _use_steps(monkeypatch: pytest.MonkeyPatch, prefix: str, *steps: str) -> None:
-    for module in (files, create_store, store_module):
+    for module in (store_files, store_files, store_module):
         monkeypatch.setattr(module, "write_once", broken_write_once(prefix, *steps))
 
 
@@ -179,7 +178,7 @@ def _expect_caught(commit: Commit = write_epoch) -> None:
 
 def test_crash_test_passes_the_unbroken_copy_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     _use_steps(monkeypatch, "none")
-    for module in (create_store, store_module):
+    for module in (store_files, store_module):
         monkeypatch.setattr(module, "make_durable_directory", _make_directory("none"))
     _crash_everywhere()
 
@@ -195,7 +194,7 @@ def test_crash_test_catches_a_missing_or_late_sync(
 
 @pytest.mark.parametrize("prefix", ["packs/", "refs/epochs", "checkpoints$", "checkpoints/"])
 def test_crash_test_catches_a_directory_that_is_not_synced(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (create_store, store_module):
+    for module in (store_files, store_module):
         monkeypatch.setattr(module, "make_durable_directory", _make_directory(prefix))
     _expect_caught()
 

@@ -20,11 +20,11 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, Retirement
 from snapline.storage.retention import epoch_retention
-from snapline.storage.store import files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.store import Store
@@ -226,7 +226,7 @@ def test_a_missing_sync_is_caught(
     prefix: str, life_of: type[Life], steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life_of()
-    for module in (files, store_module):
+    for module in (store_files, store_module):
         monkeypatch.setattr(module, "write_once", broken_write_once(prefix, *steps))
     with pytest.raises((AssertionError, SnaplineError)):
         crash_everywhere(life_of)
@@ -234,7 +234,7 @@ def test_a_missing_sync_is_caught(
 
 def test_a_generation_without_its_bytes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     Compact()
-    monkeypatch.setattr(files, "write_once", broken_write_once("manifests/", "link", "directory"))
+    monkeypatch.setattr(store_files, "write_once", broken_write_once("manifests/", "link", "directory"))
     with pytest.raises((AssertionError, SnaplineError)):
         crash_everywhere(Compact)
 
@@ -244,7 +244,7 @@ def test_a_generation_whose_writer_died_before_its_name_was_durable_is_no_danger
 ) -> None:
     """The older one may go an hour later: whoever removes it sees to it that the newer one is durable."""
     Compact()
-    monkeypatch.setattr(files, "write_once", broken_write_once("manifests/", "sync", "link"))
+    monkeypatch.setattr(store_files, "write_once", broken_write_once("manifests/", "sync", "link"))
     crash_everywhere(Compact)
 
 
@@ -288,7 +288,7 @@ def _generations_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> list[str]:
         def create_after(path: str, data: bytes, *, epoch: int, point: str) -> None:
             root, number = path[10:].split(".")
-            files.unlink(survey.disk, [f"manifests/{root}.{int(number) - 1}"])
+            store_files.unlink(survey.disk, [f"manifests/{root}.{int(number) - 1}"])
             create(path, data, epoch=epoch, point=point)
 
         return right(survey, places, create_after)
@@ -305,7 +305,7 @@ def _packs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for root, numbers in list_generations(self._disk).items():
             for number in sorted(numbers)[:-1]:
                 for pack in read_manifest(self._disk, root, generation=number).packs:
-                    files.unlink(self._disk, [pack.path])
+                    store_files.unlink(self._disk, [pack.path])
         return removed
 
     monkeypatch.setattr(Retirement, "run", run)

@@ -14,12 +14,12 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from tests.storage.test_transfer import disk_of, make_source
 
 from snapline.errors import DamagedDataError, SnaplineError, StoreError, StoreMissingError, UsageError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import write_once
+from snapline.storage.disk.store_files import encode_fork
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
-from snapline.storage.store import files
-from snapline.storage.store.fork_record import encode_fork
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer import forking, snapshot_copy
 from snapline.storage.transfer.forking import ForkOrder, clear_unfinished, first_gap, pending_inputs, write_fork
@@ -153,7 +153,7 @@ def write_with_inputs(disk: SimulatedDisk | None = None, **options: Any) -> Stor
     manifest = source.read_manifest(source.read_ref(2))
     about = msgspec.structs.replace(manifest.metadata, plan=1)
     root = source.write_manifest(msgspec.structs.replace(manifest, metadata=about))
-    files.unlink(source.disk, ["refs/epochs/2"])
+    store_files.unlink(source.disk, ["refs/epochs/2"])
     source.publish(2, root)
     return fork(source, 2, disk or SimulatedDisk(), msgspec.structs.replace(ORDER, inputs=INPUTS), **options)
 
@@ -292,7 +292,7 @@ def test_the_crash_test_finds_an_identity_before_the_ref(monkeypatch: pytest.Mon
     def with_identity(target: Any, data: bytes, *, temporary_name: str) -> None:
         right(target, data, temporary_name=temporary_name)
         store_id = msgspec.msgpack.decode(data[24:-32])["store"]
-        write_once(target, "snapline-store", (files.encode_identity(store_id),), temporary_name="0-x", point="x")
+        write_once(target, "snapline-store", (store_files.encode_identity(store_id),), temporary_name="0-x", point="x")
 
     monkeypatch.setattr(forking, "_write_first", with_identity)
     with pytest.raises((AssertionError, SnaplineError)):

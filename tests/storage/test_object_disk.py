@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError
-from snapline.storage.disk import opening
+from snapline.storage.disk import opening, store_files
 from snapline.storage.disk.local_disk import DirectoryEntry, write_once
 from snapline.storage.disk.object_disk import CONFLICTS_MAX, DiskCapabilities, ObjectDisk, translating
 from snapline.storage.disk.opening import open_disk
-from snapline.storage.store import files
 
 obstore = pytest.importorskip("obstore")
 PACK = b"0123456789" * 100
@@ -163,7 +162,7 @@ def test_who_compares_finds_its_own_object(disk: ObjectDisk, fake: FakeS3, fault
     fake.faults = [("PUT", fault)]
     for _ in range(2):
         try:
-            is_same = files.create_or_compare(disk, "refs/1", PACK, temporary_name="0-1", point="test")
+            is_same = store_files.create_or_compare(disk, "refs/1", PACK, temporary_name="0-1", point="test")
         except OSError:
             continue
         assert is_same
@@ -171,7 +170,7 @@ def test_who_compares_finds_its_own_object(disk: ObjectDisk, fake: FakeS3, fault
     else:
         pytest.fail("the second call failed, too")
     with pytest.raises(FileExistsError):
-        files.create_or_compare(disk, "refs/1", PACK + b"x", temporary_name="0-1", point="test")
+        store_files.create_or_compare(disk, "refs/1", PACK + b"x", temporary_name="0-1", point="test")
 
 
 def test_a_conflict_that_left_nothing_is_tried_again(disk: ObjectDisk, fake: FakeS3) -> None:
@@ -242,7 +241,7 @@ def test_unreachable_is_no_damage(disk: ObjectDisk, fake: FakeS3) -> None:
     create(disk, "packs/1", PACK)
     fake.faults = [("HEAD", "500")] * 50
     with pytest.raises(StoreError) as caught:
-        files.read_file(disk, "packs/1", epoch=1, size_bytes_max=2000)
+        store_files.read_file(disk, "packs/1", epoch=1, size_bytes_max=2000)
     assert type(caught.value) is StoreError
 
 

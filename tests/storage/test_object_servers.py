@@ -19,7 +19,7 @@ from snapline.storage import conformance
 from snapline.storage.disk import opening
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.opening import open_disk
-from snapline.storage.store.opened_disk import OpenedDisk
+from snapline.storage.disk.store_files import OpenedDisk
 from snapline.storage.store.store import Store
 
 obstore = pytest.importorskip("obstore")

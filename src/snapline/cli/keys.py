@@ -57,10 +57,10 @@ def rotate(
 
     The variable SNAPLINE_STORE_KEY names the files of the old ones. No pack is written again. May be repeated.
     """
+    from snapline.storage.disk import store_files
     from snapline.storage.keys import key_records
     from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, keys_from_environment, read_keys
     from snapline.storage.keys.key_records import list_keys
-    from snapline.storage.store import files
 
     new, old = read_keys(store_keys=[to]), keys_from_environment()
     disk = _open_disk(store)
@@ -68,7 +68,7 @@ def rotate(
         raise UsageError(
             f"the store {disk.location} has no keys to rotate: it is not encrypted, or nothing is in it yet"
         )
-    rewrapped = key_records.rotate(disk, files.read_identity(disk), old, new)
+    rewrapped = key_records.rotate(disk, store_files.read_identity(disk), old, new)
     result = document(
         "KeysRotated",
         store=disk.location,
@@ -86,10 +86,10 @@ def show(display: Display, store: Annotated[str, _STORE]) -> None:
 
     Needs no key file. Exit code 6 if a record is damaged.
     """
-    from snapline.storage.store import files
+    from snapline.storage.disk import store_files
 
     disk = _open_disk(store)
-    rows = _rows(disk, files.read_identity(disk))
+    rows = _rows(disk, store_files.read_identity(disk))
     printer = display.printer()
     printer.result(document("KeyList", store=disk.location, keys=rows), _show_list)
     damaged = [row for row in rows if "damage" in row]

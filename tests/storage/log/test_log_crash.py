@@ -12,12 +12,12 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import NotFoundError, StoreError, StoreMissingError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log import log_files as writing
 from snapline.storage.log.log_files import LogReader, list_numbers
 from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch
-from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 Place = tuple[LogName, int]
@@ -336,7 +336,7 @@ def unsynced_directories(disk: Disk, path: str) -> None:
 
 def trust_what_is_found(self: writing.LogWriter, log: LogName) -> None:
     """`seal` without the sync before the mark `sealed`."""
-    with files.writing(self._disk, f"the seal of {log}"):
+    with store_files.writing(self._disk, f"the seal of {log}"):
         if self._is_marked(log, SEALED):
             return
         self._prepare_directory(log)
@@ -360,7 +360,9 @@ def refuse_on_sight(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
     self._prepare_directory(prepared.log)
     name = self._temporary_name(prepared.log)
     try:
-        files.create_or_compare(self._disk, prepared.path, prepared.data, temporary_name=name, point="store.log.batch")
+        store_files.create_or_compare(
+            self._disk, prepared.path, prepared.data, temporary_name=name, point="store.log.batch"
+        )
     except FileExistsError:
         return False
     return True
@@ -368,10 +370,10 @@ def refuse_on_sight(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
 
 MUTANTS: dict[str, tuple[object, str, object]] = {
     "a reader that does not sync": (LogReader, "_make_durable", lambda self, log, numbers: None),
-    "a name before its bytes": (files, "write_once", broken_write_once("log/", "link", "sync", "directory")),
-    "no sync of bytes": (files, "write_once", broken_write_once("log/", "link", "directory")),
-    "no sync of the name": (files, "write_once", broken_write_once("log/", "sync", "link")),
-    "no sync of what was found": (files, "create_or_compare", without_sync_if_found),
+    "a name before its bytes": (store_files, "write_once", broken_write_once("log/", "link", "sync", "directory")),
+    "no sync of bytes": (store_files, "write_once", broken_write_once("log/", "link", "directory")),
+    "no sync of the name": (store_files, "write_once", broken_write_once("log/", "sync", "link")),
+    "no sync of what was found": (store_files, "create_or_compare", without_sync_if_found),
     "no sync of new directories": (writing, "make_durable_directory", unsynced_directories),
     "no sync of a seal that was found": (writing.LogWriter, "seal", trust_what_is_found),
     "the end of the way down at another's seal": (writing.LogWriter, "_seal_below", stop_at_seals),

@@ -15,11 +15,11 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import Disk, LocalDisk
 from snapline.storage.log import log_files as writing
 from snapline.storage.log.log_files import holds_batch, list_numbers
 from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch, entry_path
-from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 
@@ -247,7 +247,9 @@ def believe(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
     self._prepare_directory(prepared.log)
     with contextlib.suppress(FileExistsError):
         name = self._temporary_name(prepared.log)
-        files.create_or_compare(self._disk, prepared.path, prepared.data, temporary_name=name, point="store.log.batch")
+        store_files.create_or_compare(
+            self._disk, prepared.path, prepared.data, temporary_name=name, point="store.log.batch"
+        )
     return True
 
 

@@ -9,13 +9,13 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import StoreError, StoreMissingError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.outputs import output_files
 from snapline.storage.outputs import output_files as writing
 from snapline.storage.outputs import output_record as records
 from snapline.storage.outputs.output_files import OutputReader, list_parts, released_epochs
-from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 SIZE = 60
@@ -221,7 +221,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "no sync before parts go": (
         writing.OutputWriter,
         "_unlink",
-        lambda self, heads, others: files.unlink(self._disk, heads + others),
+        lambda self, heads, others: store_files.unlink(self._disk, heads + others),
     ),
     "part 0 first": (writing, "order_of_parts", range),
 }

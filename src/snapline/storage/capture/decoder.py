@@ -47,6 +47,7 @@ from snapline.storage.capture.values import (
     make_array,
     record_type_of,
 )
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requests_at_once
 from snapline.storage.disk.record import damaged, digest_of
@@ -64,7 +65,6 @@ from snapline.storage.packs.blob import (
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackIndex
-from snapline.storage.store import files
 from snapline.storage.store.manifest import Manifest
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024
@@ -446,7 +446,7 @@ class PartReader:
             return
         headers = [bytearray(header_bytes("")) for _ in run]
         buffers = [memoryview(x) for task, header in zip(run, headers, strict=True) for x in (header, task.target)]
-        with files.reading(self._disk, path, epoch=self._epoch):
+        with store_files.reading(self._disk, path, epoch=self._epoch):
             read_bytes = read_into(self._disk, path, run[0].source.entry.offset, buffers)
         if read_bytes < sum(map(len, buffers)):
             raise damaged(
@@ -469,7 +469,7 @@ class PartReader:
     def _read_packed(self, path: str, run: list[_Task]) -> None:
         """Read a run that is compressed or encrypted, and therefore needs a copy."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
-        with files.reading(self._disk, path, epoch=self._epoch):
+        with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))
         for task in run:
             entry = task.source.entry

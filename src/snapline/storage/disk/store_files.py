@@ -1,1 +1,448 @@
-"""  """
+"""Reading and writing the small files of a store, and the translation of the disk's errors.
+
+Creating a new store: first its directories, then the identity file, which completes it.
+
+The disk of an opened store: a file counts as missing only if the store itself is present, which its id shows.
+
+Problem. A missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then finds no
+pin, log or epoch must not conclude that there was none. Nothing may be created or deleted there either.
+
+Model. The identity file is written once and never changed. So a reader that has just read the id has seen that store.
+
+1. After a missing file or an empty listing, the id is read and the call repeated: only the second result counts.
+2. A listing counts if the id can be read after it.
+3. The id is read before anything is created, linked or removed.
+
+If a check fails, the disk raises `StoreUnavailableError`, which means "not now", never "missing". Existing files are not covered: their contents are checked,
+and `StoreReader.judged` reads the id and the file again before it reports damage.
+
+Limits: a store that vanishes and returns twice between two calls is not noticed, nor is one that vanishes between rule 3 and the write.
+On an object store each write costs one more small GET.
+
+The record of a fork: a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
+
+    fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
+
+The record is the first file of the store, and the identity is the last. A record without identity is an unfinished fork. Where
+refs are signed, so is the record: otherwise an attacker could allow a fork to make effects.
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from snapline.errors import DamagedDataError, StoreError, StoreMissingError, UsageError
+from snapline.failpoints import failpoint
+from snapline.storage.disk import layout
+from snapline.storage.disk import local_disk as port
+from snapline.storage.disk.guard import Guard
+from snapline.storage.disk.layout import FORK, IDENTITY, is_root
+from snapline.storage.disk.local_disk import (
+    DirectoryEntry,
+    Disk,
+    StoreUnavailableError,
+    make_durable_directory,
+    write_once,
+)
+from snapline.storage.disk.record import Buffer, canonical, check_store, damaged, seal, unseal
+
+SMALL_BYTES_MAX = 4096
+"""Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""
+
+IDENTITY_KIND = b"STOR"
+PROBE_KIND = b"PROB"
+
+
+class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of the identity file: the store's id, 32 random hexadecimal digits."""
+
+    store: str
+
+
+class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a probe: `token` is random."""
+
+    store: str
+    token: bytes
+
+
+_identity_decoder = msgspec.msgpack.Decoder(IdentityBody)
+
+_probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
+
+
+@contextlib.contextmanager
+def writing(disk: Disk, what: str) -> Iterator[None]:
+    """Translate OSError from writing `what` to StoreError."""
+    try:
+        yield
+    except OSError as error:
+        advice = "; free space there, or keep fewer epochs" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(f"cannot write {what} to the store {disk.location}: {_words(error)}{advice}") from error
+
+
+@contextlib.contextmanager
+def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
+    """Translate OSError from reading a file that must exist: missing or unreadable bytes are damage.
+
+    If nothing of the store can be read, the disk or the network is to blame, and the bytes may still be intact: StoreError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(error, disk, path, epoch=epoch, blob=blob) from error
+
+
+def unreadable(
+    error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
+) -> DamagedDataError | StoreError:
+    """Return (not raise) the translated error: see `reading`, whose overhead exceeds that of a small read."""
+    if isinstance(error, FileNotFoundError):
+        return damaged(path, "it is missing", epoch=epoch, blob=blob)
+    if error.errno == errno.EIO and _is_readable(disk):
+        return damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob)
+    return StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}")
+
+
+def _is_readable(disk: Disk) -> bool:
+    """Return whether the store's identity can be read."""
+    try:
+        disk.read(IDENTITY, 0, 1)
+    except OSError:
+        return False
+    return True
+
+
+def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
+    """Return the entries of a directory that is created with its first file; empty if it does not exist yet.
+
+    Raises:
+        StoreError: the store is away, or cannot be read.
+    """
+    with reading(disk, directory):
+        try:
+            return disk.list_directory(directory)
+        except FileNotFoundError:
+            return []
+
+
+def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:
+    """Return a whole file; its length is checked before anything is allocated."""
+    try:
+        size_bytes = disk.size(path)
+        if size_bytes > size_bytes_max:
+            raise damaged(path, f"surplus bytes: {size_bytes}, at most {size_bytes_max} are possible", epoch=epoch)
+        return disk.read(path, 0, size_bytes)
+    except OSError as error:
+        raise unreadable(error, disk, path, epoch=epoch) from error
+
+
+def create_or_compare(
+    disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
+) -> bool:
+    """Write `data` once under a name that follows from it; return whether a file with the same bytes already existed.
+
+    Its directory is synced in that case too: the process that linked the file may have died before its sync.
+
+    Raises:
+        FileExistsError: a file with other bytes exists.
+        DamagedDataError: the existing file cannot be read.
+        OSError: the disk failed.
+    """
+    try:
+        write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
+    except FileExistsError:
+        with reading(disk, path, epoch=epoch):
+            size_bytes = disk.size(path)
+            is_same = size_bytes == len(data) and disk.read(path, 0, size_bytes) == data
+        if not is_same:
+            raise
+        disk.sync_directory(path.rpartition("/")[0])
+        return True
+    return False
+
+
+def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
+    """Remove the files in this order; return those that existed. Not durable before the directory is synced."""
+    removed = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+            removed.append(path)
+    return removed
+
+
+def encode_identity(store_id: str) -> bytes:
+    """Return the identity file."""
+    return seal(IDENTITY_KIND, canonical.encode(IdentityBody(store=store_id)))
+
+
+def encode_probe(token: bytes, store_id: str) -> bytes:
+    """Return the probe's file."""
+    return seal(PROBE_KIND, canonical.encode(ProbeBody(store=store_id, token=token)))
+
+
+def read_identity(disk: Disk) -> str:
+    """Return the store's id; DamagedDataError or StoreError as for all files."""
+    data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
+    body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
+    with decoding(IDENTITY):
+        return _identity_decoder.decode(body).store
+
+
+def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
+    """Return the probe's token."""
+    body = unseal(PROBE_KIND, read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=None)
+    with decoding(path):
+        probe = _probe_decoder.decode(body)
+    check_store(probe.store, path, store_id)
+    return probe.token
+
+
+@contextlib.contextmanager
+def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
+    """Translate errors of decoding a body whose digest is right."""
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def exists(disk: Disk, path: str) -> bool:
+    """Return whether there is a file or directory of this name."""
+    try:
+        disk.size(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
+
+_ID_BYTES = 16
+"""Size of a store id: 128 bits, so random ids never collide."""
+
+
+def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
+    """Create a new store on the disk, durable when this returns; return its id.
+
+    Raises:
+        UsageError: the disk already has a store or other files.
+        StoreError: the disk failed.
+    """
+    with writing(disk, "a new store"):
+        disk.make_root()
+        check_no_store(disk)
+        for directory in layout.DIRECTORIES:
+            make_durable_directory(disk, directory)
+        failpoint("store.create.directories")
+        store_id = random_bytes(_ID_BYTES).hex()
+        name = f"0-{random_bytes(_ID_BYTES).hex()}"
+        try:
+            data = encode_identity(store_id)
+            write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
+        except FileExistsError:
+            raise _already_there(disk) from None
+    return store_id
+
+
+def check_no_store(disk: Disk) -> None:
+    """Refuse to create a store over an existing one, or in a directory with other files."""
+    if exists(disk, layout.IDENTITY):
+        raise _already_there(disk)
+    if exists(disk, layout.FORK):
+        raise UsageError(f"{disk.location} {UNFINISHED_FORK}")
+    for entry in disk.list_directory(""):
+        if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
+            raise UsageError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
+    with contextlib.suppress(FileNotFoundError):
+        if disk.list_directory(layout.EPOCH_REFS):
+            raise UsageError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
+
+
+def missing_store_error(disk: Disk) -> StoreMissingError:
+    """Return the error for a missing store, with the cause if it is known."""
+    if exists(disk, layout.FORK):
+        return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")
+    return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")
+
+
+def _already_there(disk: Disk) -> UsageError:
+    return UsageError(f"there is a store at {disk.location} already: open it, or give another directory")
+
+
+_Result = TypeVar("_Result")
+
+
+class OpenedDisk:
+    """Implements `Disk` over another disk, `below`. Optional members (`abilities`, `lock`) are those of `below`."""
+
+    def __init__(self, disk: Disk, store_id: str) -> None:
+        self.below = disk
+        self._store_id = store_id
+        self._identity = encode_identity(store_id)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.below, name)
+
+    @property
+    def location(self) -> str:
+        return self.below.location
+
+    def require_available(self) -> None:
+        """Read the id; StoreUnavailableError if it cannot be read, or is another store's."""
+        try:
+            if self.below.read(IDENTITY, 0, SMALL_BYTES_MAX) == self._identity:
+                return
+            actual_id = read_identity(self.below)
+        except OSError as error:
+            raise StoreUnavailableError(
+                errno.ESTALE, f"it is away: what it is known by cannot be read ({error.strerror or error})", IDENTITY
+            ) from error
+        except DamagedDataError as error:
+            raise StoreUnavailableError(errno.ESTALE, f"nobody knows whether it is there: {error}", IDENTITY) from error
+        if actual_id != self._store_id:
+            raise StoreUnavailableError(
+                errno.ESTALE,
+                f"another store (id {actual_id}) is in its place; mount the store {self._store_id} again",
+                IDENTITY,
+            )
+
+    # -- changing: rule 3 --------------------------------------------------------------------------------------------
+
+    def make_root(self) -> None:
+        self.require_available()
+
+    def make_directory(self, path: str) -> None:
+        self.require_available()
+        self.below.make_directory(path)
+
+    def remove_directory(self, path: str) -> None:
+        self.require_available()
+        self.below.remove_directory(path)
+
+    def link(self, handle: int, path: str) -> None:
+        self.require_available()
+        self.below.link(handle, path)
+
+    def unlink(self, path: str) -> None:
+        self.require_available()
+        self._if_present(lambda: self.below.unlink(path))
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        return self._if_present(lambda: self.below.open_temporary(directory, name))
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        self.below.write(handle, pieces)
+
+    def sync_data(self, handle: int) -> None:
+        self.below.sync_data(handle)
+
+    def sync_directory(self, path: str) -> None:
+        self._if_present(lambda: self.below.sync_directory(path))
+
+    def close(self, handle: int) -> None:
+        self.below.close(handle)
+
+    # -- reading: rules 1 and 2 --------------------------------------------------------------------------------------
+
+    def size(self, path: str) -> int:
+        return self._if_present(lambda: self.below.size(path))
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        return self._if_present(lambda: self.below.read(path, offset, length))
+
+    def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        return self._if_present(lambda: port.read_into(self.below, path, offset, buffers))
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        entries = self._if_present(lambda: self.below.list_directory(path))
+        self.require_available()
+        return entries or self._if_present(lambda: self.below.list_directory(path))
+
+    def _if_present(self, call: Callable[[], _Result]) -> _Result:
+        try:
+            return call()
+        except (FileNotFoundError, NotADirectoryError):
+            self.require_available()
+        return call()
+
+
+FORK_KIND = b"FORK"
+
+FORK_BYTES_MAX = 64 * 2**20
+"""Largest record: a fleet has at most 200,000 agents in its life, with ids of 128 bytes. Checked before reading."""
+
+_PURPOSE = "snapline fork 1"
+
+
+class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Record of a fork.
+
+    Attributes:
+        name: name of the fork.
+        parent: store id, and so cluster id, of the parent fleet; `parent_name`: name of that fleet.
+        epoch: epoch of the snapshot, in both fleets; `root`: the snapshot's root in the parent's store.
+        is_live: whether the fork may make effects.
+        gone: ids of agents that had left before the snapshot, as far as its agents know them. Never reused.
+        store: store id of the fork.
+        created: UTC time, ISO 8601; for people.
+        signature: signature of the record with this field empty; empty if not signed.
+    """
+
+    name: str
+    parent: str
+    parent_name: str
+    epoch: int
+    root: str
+    is_live: bool
+    gone: list[str]
+    store: str
+    created: str
+    signature: bytes = b""
+
+
+def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
+    """Return the file; signed if the guard has a signing key."""
+    if guard is not None and guard.signs:
+        record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
+    return seal(FORK_KIND, canonical.encode(record))
+
+
+def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> ForkRecord | None:
+    """Return the record of the store's fork; None if it is not a fork. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: the record is damaged, or belongs to another store.
+        StoreError: the record is not signed as the guard demands, or cannot be read.
+    """
+    with reading(disk, FORK):
+        try:
+            disk.size(FORK)
+        except FileNotFoundError:
+            return None
+    data = read_file(disk, FORK, epoch=None, size_bytes_max=FORK_BYTES_MAX)
+    body = unseal(FORK_KIND, data, path=FORK, epoch=None)
+    with decoding(FORK):
+        record = msgspec.msgpack.decode(body, type=ForkRecord)
+    check_store(record.store, FORK, store_id)
+    if not is_root(record.root) or record.epoch < 1:
+        raise damaged(FORK, f"there is no snapshot {record.epoch} with root {record.root!r}")
+    _check_signature(record, guard)
+    return record
+
+
+def _check_signature(record: ForkRecord, guard: Guard | None) -> None:
+    if guard is not None and guard.verifies and not guard.verify(_message(record), record.signature):
+        raise StoreError(f"{FORK} was not signed by the owner of the key: do not use this store")
+
+
+def _message(record: ForkRecord) -> bytes:
+    return canonical.encode((_PURPOSE, msgspec.structs.replace(record, signature=b"")))

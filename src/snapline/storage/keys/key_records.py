@@ -43,12 +43,12 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.layout import KEYS
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
 from snapline.storage.keys.ciphers import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, key_check_value, unwrap, wrap
 from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
-from snapline.storage.store import files
 
 KEYS_KIND = b"KEYS"
 
@@ -137,7 +137,7 @@ def is_data_key_id(key_id: str) -> bool:
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
     """Return key id → generations, the newest first, sorted by id. Empty if nothing was ever encrypted in this store."""
-    with files.reading(disk, KEYS):
+    with store_files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
         except FileNotFoundError:
@@ -156,9 +156,9 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
         DamagedDataError: the record is missing, damaged, or belongs to another name or store.
         StoreError: a later version of snapline wrote the record.
     """
-    data = files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
+    data = store_files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
-    with files.decoding(path):
+    with store_files.decoding(path):
         record = _decoder.decode(body)
     check_place(record, path, store_id)
     if len(record.wrapped) != WRAPPED_BYTES or len(record.check) != CHECK_BYTES:
@@ -271,7 +271,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
     On True, every name that `keys/` has shown before is durable too: its writer may have died before its sync.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
-    with files.writing(disk, f"the key {record.path}"):
+    with store_files.writing(disk, f"the key {record.path}"):
         make_durable_directory(disk, KEYS)
         name = f"0-{random_bytes(_ID_BYTES).hex()}"
         try:
@@ -283,8 +283,8 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
     """Remove these records; return the existing ones. Their replacements must be durable."""
-    with files.writing(disk, "the removal of old keys"):
-        removed = files.unlink(disk, paths)
+    with store_files.writing(disk, "the removal of old keys"):
+        removed = store_files.unlink(disk, paths)
         if removed:
             disk.sync_directory(KEYS)
     return removed
@@ -395,6 +395,6 @@ class _Round:
         ]
         if not old:
             return []
-        with files.writing(self._disk, "rotated keys"):
+        with store_files.writing(self._disk, "rotated keys"):
             self._disk.sync_directory(KEYS)
         return remove_generations(self._disk, old)

@@ -45,12 +45,12 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.log.log_record import LogBatch, LogName, deletions_path, is_deletions_path, parse_directory
-from snapline.storage.store import files
 
 DELETIONS_KIND = b"LDEL"
 
@@ -89,7 +89,7 @@ _decoder = msgspec.msgpack.Decoder(DeletionsBody)
 
 def find_deletions(disk: Disk) -> list[str]:
     """Return the paths of all records of deletions."""
-    paths = [f"{LOG}/{entry.name}" for entry in files.listed(disk, LOG) if not entry.is_directory]
+    paths = [f"{LOG}/{entry.name}" for entry in store_files.listed(disk, LOG) if not entry.is_directory]
     return [path for path in paths if is_deletions_path(path)]
 
 
@@ -102,11 +102,11 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
     """
     body = unseal(
         DELETIONS_KIND,
-        files.read_file(disk, path, epoch=None, size_bytes_max=DELETIONS_BYTES_MAX),
+        store_files.read_file(disk, path, epoch=None, size_bytes_max=DELETIONS_BYTES_MAX),
         path=path,
         epoch=None,
     )
-    with files.decoding(path):
+    with store_files.decoding(path):
         found = _decoder.decode(body)
     check_store(found.store, path, store_id)
     if any(parse_directory(directory) is None for directory in found.logs):
@@ -156,7 +156,7 @@ def note_deletions(
     data = seal(DELETIONS_KIND, canonical.encode(msgspec.structs.replace(body, tag=guard.authenticate(body.message()))))
     path = deletions_path(random)
     write_once(disk, path, (data,), temporary_name=temporary_name, point="store.log.deletions")
-    files.unlink(disk, replaced)
+    store_files.unlink(disk, replaced)
 
 
 def join(spans: Iterable[tuple[int, int]]) -> Spans:

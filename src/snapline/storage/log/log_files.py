@@ -52,6 +52,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
@@ -79,7 +80,6 @@ from snapline.storage.log.log_record import (
     parse_directory,
     parse_path,
 )
-from snapline.storage.store import files
 
 READINGS = 3
 """Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""
@@ -147,7 +147,7 @@ class LogReader:
         known = self._durable.get(log, frozenset())
         if not numbers <= known:
             failpoint("store.log.read.found")
-            with files.reading(self._disk, log.directory):
+            with store_files.reading(self._disk, log.directory):
                 self._disk.sync_directory(log.directory)
             self._durable[log] = numbers | known
 
@@ -175,7 +175,7 @@ def list_batches(disk: Disk, log: LogName) -> list[int]:
 
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
     """Return the numbers of the entries, ascending, and the marks; both empty if the log has no directory."""
-    entries = files.listed(disk, log.directory)
+    entries = store_files.listed(disk, log.directory)
     parsed = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
     names = [place[1] for place in parsed if place is not None]
     return sorted([name for name in names if isinstance(name, int)]), [name for name in names if isinstance(name, str)]
@@ -262,12 +262,12 @@ def _is_missing(disk: Disk, path: str) -> bool:
 
 
 def _read(disk: Disk, path: str, store_id: str | None) -> BatchBody | SealBody:
-    data = files.read_file(disk, path, epoch=None, size_bytes_max=BATCH_BYTES_MAX)
+    data = store_files.read_file(disk, path, epoch=None, size_bytes_max=BATCH_BYTES_MAX)
     return decode_file(data, path=path, store_id=store_id)
 
 
 def _directories(disk: Disk, directory: str) -> Iterator[str]:
-    entries = files.listed(disk, directory)
+    entries = store_files.listed(disk, directory)
     yield from (f"{directory}/{entry.name}" for entry in entries if entry.is_directory)
 
 
@@ -316,11 +316,11 @@ class LogWriter:
     def append(self, prepared: PreparedBatch) -> bool:
         """Create the batch, durable when this returns True; see `Store.append_batch`."""
         log, path = prepared.log, prepared.path
-        with files.writing(self._disk, f"entry {prepared.number} of {log}"):
+        with store_files.writing(self._disk, f"entry {prepared.number} of {log}"):
             self._prepare_directory(log)
             failpoint("store.log.batch.directory")
             try:
-                files.create_or_compare(
+                store_files.create_or_compare(
                     self._disk, path, prepared.data, temporary_name=self._temporary_name(log), point="store.log.batch"
                 )
             except FileExistsError:
@@ -335,7 +335,7 @@ class LogWriter:
     def seal(self, log: LogName) -> None:
         """End a log, durably when this returns; see `Store.seal_log`."""
         check_log(log)
-        with files.writing(self._disk, f"the seal of {log}"):
+        with store_files.writing(self._disk, f"the seal of {log}"):
             if self._is_marked(log, SEALED):
                 return
             self._prepare_directory(log)
@@ -360,12 +360,12 @@ class LogWriter:
         for log, number in places:
             wanted.setdefault(check_log(log), set()).add(number)
         removed = []
-        with files.writing(self._disk, "the deletion of batches"):
+        with store_files.writing(self._disk, "the deletion of batches"):
             listed = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
             deletable = {log: numbers for log, numbers in listed.items() if numbers}
             self._note(deletable)
             for log, numbers in deletable.items():
-                removed += files.unlink(self._disk, [entry_path(log, number) for number in numbers])
+                removed += store_files.unlink(self._disk, [entry_path(log, number) for number in numbers])
                 failpoint("store.log.batch.deleted")
             removed += self._sweep_temporary(plans_below)
         return removed
@@ -426,7 +426,7 @@ class LogWriter:
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
-            files.create_or_compare(self._disk, path, data, temporary_name=name, point="store.log.seal")
+            store_files.create_or_compare(self._disk, path, data, temporary_name=name, point="store.log.seal")
         except FileExistsError:
             return False
         return True
@@ -434,7 +434,7 @@ class LogWriter:
     def _is_seal(self, log: LogName, number: int) -> bool:
         """Return whether the file equals a seal byte by byte. A damaged file does not."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
-        with files.reading(self._disk, path):
+        with store_files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
     def _check_intact(self, path: str) -> None:
@@ -474,7 +474,7 @@ class LogWriter:
             return []
         paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
         temporary_files = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
-        return files.unlink(
+        return store_files.unlink(
             self._disk, [path for path, folder, plan in temporary_files if folder == LOG and plan < plans_below]
         )
 

@@ -26,6 +26,7 @@ from msgspec.structs import asdict, replace
 
 from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.layout import EPOCH_MAX, LOG
 from snapline.storage.disk.record import (
@@ -40,7 +41,6 @@ from snapline.storage.disk.record import (
 )
 from snapline.storage.keys.ciphers import log_message
 from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.store import files
 
 NUMBER_MAX = EPOCH_MAX
 """Largest number of a plan, start or entry; fits a signed 64-bit integer."""
@@ -334,12 +334,12 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
     body: BatchBody | SealBody
     if data[_KIND] == SEAL_KIND:
         raw = unseal(SEAL_KIND, data, path=path, epoch=None)
-        with files.decoding(path):
+        with store_files.decoding(path):
             body = _seal_decoder.decode(raw)
     else:
         raw = unseal(BATCH_KIND, data, path=path, epoch=None, versions=(RECORD_VERSION, _SIGNED_VERSION))
         is_signed = version_of(data) == _SIGNED_VERSION
-        with files.decoding(path):
+        with store_files.decoding(path):
             body = _signed_decoder.decode(raw) if is_signed else _batch_decoder.decode(raw)
     check_place(body, path, store_id)
     return body
@@ -356,7 +356,7 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
     _check_signature(body, guard, path)
     context = body.context()
     data = open_data(body.data, guard, key=body.key, nonce=body.nonce, index=0, context=context, path=path)
-    with files.decoding(path):
+    with store_files.decoding(path):
         batch = _content_decoder.decode(data)
     reason = _contradiction(batch)
     if reason:

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.local_disk import LockHeldError, creates_only
@@ -53,7 +54,6 @@ from snapline.storage.object_streams.segments import (
     digest_of_object,
     references_of,
 )
-from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 LINE_BYTES = 64
@@ -295,7 +295,7 @@ class ObjectStream:
         segments = ObjectStreamSegments(
             disk, store.store_id, check_object_stream(name), guard=store.guard, random_bytes=random_bytes
         )
-        with files.writing(disk, f"the shelf {name!r}"):
+        with store_files.writing(disk, f"the shelf {name!r}"):
             segments.prepare()
             lock = getattr(disk, "lock", None)
             try:

@@ -35,6 +35,7 @@ import msgspec
 from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard, open_data
 from snapline.storage.disk.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, appends, make_durable_directory
@@ -52,7 +53,6 @@ from snapline.storage.disk.record import (
     unseal,
 )
 from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
-from snapline.storage.store import files
 
 HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"
@@ -175,7 +175,7 @@ def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentH
         StoreError: a later version of snapline wrote the header.
     """
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
-    with files.decoding(path):
+    with store_files.decoding(path):
         header = _header_decoder.decode(body)
     check_place(header, path, store_id)
     return header
@@ -214,13 +214,13 @@ def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, 
     """Return the contents of the commit record at `offset`, and the number of bytes that follow it; errors as `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
-    with files.decoding(path):
+    with store_files.decoding(path):
         body = _commit_decoder.decode(raw)
     context = header.context("commit", offset)
     plain = open_data(
         body.contents, guard, key=header.key, nonce=header.segment, index=offset, context=context, path=path
     )
-    with files.decoding(path):
+    with store_files.decoding(path):
         contents = _contents_decoder.decode(plain)
     reason = _contradiction(contents, body.data_bytes, is_sealed=bool(header.key))
     if reason:
@@ -388,7 +388,7 @@ class ObjectStreamSegments:
     def remove(self, number: int) -> None:
         """Remove a segment that is no longer needed."""
         self._headers.pop(number, None)
-        files.unlink(self._disk, [segment_path(self._objects, number)])
+        store_files.unlink(self._disk, [segment_path(self._objects, number)])
 
     def prepare(self) -> None:
         """Make the stream's directory durable, and remove the temporary files of killed processes."""
@@ -396,7 +396,7 @@ class ObjectStreamSegments:
         make_durable_directory(self._disk, f"{OBJECT_STREAMS}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{TEMPORARY}/{entry.name}" for entry in self._disk.list_directory(TEMPORARY)]
-            files.unlink(
+            store_files.unlink(
                 self._disk, [path for path in paths if (parse_temporary_path(path) or ("",))[0] == OBJECT_STREAMS]
             )
 
@@ -415,7 +415,7 @@ class ObjectStreamSegments:
         except FileNotFoundError:
             raise
         except OSError:
-            with files.reading(self._disk, path):
+            with store_files.reading(self._disk, path):
                 raise
             raise
 
@@ -470,7 +470,7 @@ class ObjectStreamSegments:
 
 def list_segments(disk: Disk, object_stream: str) -> list[int]:
     """Return the numbers of an object stream's segments, ascending."""
-    with files.reading(disk, f"{OBJECT_STREAMS}/{object_stream}"):
+    with store_files.reading(disk, f"{OBJECT_STREAMS}/{object_stream}"):
         try:
             entries = disk.list_directory(f"{OBJECT_STREAMS}/{object_stream}")
         except FileNotFoundError:
@@ -481,7 +481,7 @@ def list_segments(disk: Disk, object_stream: str) -> list[int]:
 
 def list_object_streams(disk: Disk) -> list[str]:
     """Return the names of a store's object streams."""
-    with files.reading(disk, OBJECT_STREAMS):
+    with store_files.reading(disk, OBJECT_STREAMS):
         try:
             return [entry.name for entry in disk.list_directory(OBJECT_STREAMS) if entry.is_directory]
         except FileNotFoundError:
@@ -500,7 +500,7 @@ def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
 
 def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
     """Return the header of a segment; errors as `decode_header`."""
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         head = disk.read(path, 0, HEAD_BYTES)
         record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
     return decode_header(record, path=path, store_id=store_id)
@@ -510,7 +510,7 @@ def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard |
     """Read a whole segment and check all its digests; errors as `ObjectStreamSegments.commits`."""
     header = read_header(disk, path, store_id=store_id)
     for start, contents, commit_end in read_commits(disk, header, guard, end=end):
-        with files.reading(disk, path):
+        with store_files.reading(disk, path):
             data = disk.read(path, start, commit_end - start)
         place = 0
         for line in contents.objects:
@@ -524,7 +524,7 @@ def read_commits(
 ) -> Iterator[tuple[int, Contents, int]]:
     """Yield the commits of a segment; see `ObjectStreamSegments.commits`."""
     path, offset = header.path, len(encode_header(header))
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         window = _Window(disk, path, disk.size(path) if end is None else end)
     while offset < window.size_bytes:
         try:
@@ -592,7 +592,7 @@ class _Window:
         """Return up to `length` bytes from `offset` on."""
         length = min(length, self.size_bytes - offset)
         if not self._start <= offset <= offset + length <= self._start + len(self._data):
-            with files.reading(self._disk, self._path):
+            with store_files.reading(self._disk, self._path):
                 wanted = min(max(length, _WINDOW_BYTES), self.size_bytes - offset)
                 self._start, self._data = offset, self._disk.read(self._path, offset, wanted)
         return self._data[offset - self._start : offset - self._start + length]

@@ -58,6 +58,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
@@ -82,7 +83,6 @@ from snapline.storage.outputs.output_record import (
     parse_part_path,
     split_into_parts,
 )
-from snapline.storage.store import files
 from snapline.storage.timestamps import ages_ns
 
 
@@ -140,7 +140,7 @@ class OutputReader:
         epochs = released_epochs(list_parts(self._disk))
         if epochs and epochs[-1] > self._durable:
             failpoint("store.outputs.read.found")
-            with files.reading(self._disk, OUTPUTS):
+            with store_files.reading(self._disk, OUTPUTS):
                 self._disk.sync_directory(OUTPUTS)
             self._durable = epochs[-1]
         return epochs
@@ -245,7 +245,7 @@ def check_same_release(body: OutputBody, head: OutputBody) -> None:
 
 def list_parts(disk: Disk) -> list[PartName]:
     """Return all parts, by epoch and part. A store without outputs has no folder for them."""
-    entries = files.listed(disk, OUTPUTS)
+    entries = store_files.listed(disk, OUTPUTS)
     names = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
     return sorted([name for name in names if name is not None], key=lambda name: (name.epoch, name.part, name.release))
 
@@ -261,7 +261,7 @@ def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
     Raises:
         DamagedDataError, StoreError: see `decode_part`; or the file is missing or cannot be read.
     """
-    data = files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
+    data = store_files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
     return decode_part(data, path=path, store_id=store_id)
 
 
@@ -277,7 +277,7 @@ def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
 
 
 def _is_there(disk: Disk, path: str) -> bool:
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         try:
             disk.size(path)
         except FileNotFoundError:
@@ -331,7 +331,7 @@ def acknowledge(
     """
     wanted = parse_cursor(cursor)
     consumer_path(name, 1)
-    with files.writing(disk, f"the place of consumer {name!r}"):
+    with store_files.writing(disk, f"the place of consumer {name!r}"):
         for directory in (OUTPUTS, CONSUMERS):
             make_durable_directory(disk, directory)
         for _ in range(TRIES_MAX):
@@ -343,9 +343,9 @@ def acknowledge(
 def forget(disk: Disk, name: str) -> bool:
     """Remove a consumer: outputs are no longer kept for it; return whether it existed."""
     consumer_path(name, 1)
-    with files.writing(disk, f"the removal of consumer {name!r}"):
+    with store_files.writing(disk, f"the removal of consumer {name!r}"):
         paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
-        removed = files.unlink(disk, paths)
+        removed = store_files.unlink(disk, paths)
         if removed:
             disk.sync_directory(CONSUMERS)
     return bool(removed)
@@ -380,7 +380,7 @@ def _advance(
         raise _ChangedError from error
     if max(_list(disk).get(name, []), default=0) > number:
         raise _ChangedError  # Others moved on by two steps and had removed this number before it was written.
-    files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
+    store_files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
     return place
 
 
@@ -402,9 +402,9 @@ def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPosition
 
 
 def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerPosition:
-    data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
+    data = store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX)
     raw = unseal(CURSOR_KIND, data, path=path, epoch=None)
-    with files.decoding(path):
+    with store_files.decoding(path):
         body = msgspec.msgpack.decode(raw, type=_PositionBody)
     if body.consumer != name:
         raise damaged(path, f"it is the place of consumer {body.consumer!r}")
@@ -418,7 +418,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 def _list(disk: Disk) -> dict[str, list[int]]:
     """Return the numbers of all position files, ascending, by consumer."""
-    entries = files.listed(disk, CONSUMERS)
+    entries = store_files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
     numbers: dict[str, list[int]] = {}
     for name, number in sorted([place for place in places if place is not None]):
@@ -480,7 +480,7 @@ class OutputWriter:
         check_root(root)
         if not 0 <= after < epoch:
             raise UsageError(f"epoch {after} cannot be before epoch {epoch}")
-        with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
+        with self._lock, store_files.writing(self._disk, f"the outputs of epoch {epoch}"):
             newest = (
                 self._newest if self._newest is not None and epoch == self._last_released + 1 else self._find_newest()
             )
@@ -510,7 +510,7 @@ class OutputWriter:
 
     def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
         """Delete releases that all consumers have read, and old ones; see `Store.delete_outputs`."""
-        with files.writing(self._disk, "the deletion of outputs"):
+        with store_files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
             if not epochs:
@@ -627,10 +627,10 @@ class OutputWriter:
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
         """Unlink releases, each part 0 durably before the other parts."""
-        removed = files.unlink(self._disk, heads)
+        removed = store_files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
-        return removed + files.unlink(self._disk, others)
+        return removed + store_files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
         """Return the parts below the newest release that belong to no release."""
@@ -651,7 +651,7 @@ class OutputWriter:
                 return []
             paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
             temporary_files = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
-            return files.unlink(
+            return store_files.unlink(
                 self._disk, [path for path, folder, n in temporary_files if folder == OUTPUTS and n <= epoch]
             )
 

@@ -26,10 +26,10 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.layout import EPOCH_MAX, OUTPUTS, check_root
 from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
-from snapline.storage.store import files
 
 CONSUMERS = f"{OUTPUTS}/consumers"
 
@@ -258,7 +258,7 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
         StoreError: a later version of snapline wrote the file.
     """
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
-    with files.decoding(path):
+    with store_files.decoding(path):
         body = _body_decoder.decode(raw)
     check_place(body, path, store_id)
     reason = _contradiction_in_body(body)
@@ -283,7 +283,7 @@ def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
         context=body.context(),
         path=body.path,
     )
-    with files.decoding(body.path):
+    with store_files.decoding(body.path):
         outputs = _outputs_decoder.decode(data)
     reason = _contradiction(outputs)
     if not reason and len(outputs) != body.counts[body.part]:

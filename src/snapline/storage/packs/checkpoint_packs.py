@@ -25,7 +25,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged, owner_of
@@ -40,7 +40,6 @@ from snapline.storage.packs.blob import (
 )
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
-from snapline.storage.store import files
 from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
 
 
@@ -70,7 +69,7 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
     Raises:
         DamagedDataError: the file is missing, or differs from the reported one.
     """
-    with files.reading(disk, reference.path, epoch=epoch):
+    with store_files.reading(disk, reference.path, epoch=epoch):
         size_bytes = disk.size(reference.path)
         reason = difference_in_size(size_bytes, reference.size_bytes)
         if reason:
@@ -83,7 +82,7 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
 
 def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
     """Return the id of the key that encrypts the pack's blobs; raises DamagedDataError, StoreError."""
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
 
@@ -98,7 +97,7 @@ def read_blob(
     try:
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
     except OSError as error:
-        raise files.unreadable(error, disk, path, epoch=epoch, blob=entry.name) from error
+        raise store_files.unreadable(error, disk, path, epoch=epoch, blob=entry.name) from error
     return decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
 
 
@@ -189,7 +188,7 @@ def delete(disk: Disk, paths: Collection[str]) -> list[str]:
     """Delete checkpoint packs; return the existing ones."""
     for path in paths:
         _check_path(path)
-    removed = files.unlink(disk, paths)
+    removed = store_files.unlink(disk, paths)
     failpoint("store.checkpoints.deleted")
     return removed
 
@@ -202,7 +201,7 @@ def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
             path = f"{layout.TEMPORARY}/{entry.name}"
             folder, number = layout.parse_temporary_path(path) or ("", 0)
             if folder == layout.CHECKPOINTS and number < plans_below:
-                removed += files.unlink(disk, [path])
+                removed += store_files.unlink(disk, [path])
     return removed
 
 
@@ -215,7 +214,7 @@ def _check_path(path: str) -> None:
 
 def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackReference]:
     _check_path(path)
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)
 
 

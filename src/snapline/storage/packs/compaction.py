@@ -62,13 +62,12 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
 from snapline.storage.packs.pack import PackReference, read_index
-from snapline.storage.store import files
 from snapline.storage.store.manifest import (
     Manifest,
     agent_line,
@@ -219,7 +218,7 @@ class Retirement:
                 unnamed = [path for path in paths if path not in named]
                 due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
                 self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
-                return files.unlink(self._disk, due)
+                return store_files.unlink(self._disk, due)
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
@@ -245,7 +244,7 @@ class Retirement:
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)
-        removed = files.unlink(self._disk, paths)
+        removed = store_files.unlink(self._disk, paths)
         self._disk.sync_directory(layout.MANIFESTS)
         failpoint("store.compact.retired")
         return removed
@@ -472,7 +471,7 @@ class _Survey:
         if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:
             return 0
         try:
-            with files.reading(self.disk, path):
+            with store_files.reading(self.disk, path):
                 index, _ = read_index(self.disk, path, size_bytes=pack.size_bytes, store_id=self.store_id)
         except DamagedDataError:
             return 0
@@ -596,7 +595,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
             else:
-                files.unlink(survey.disk, [path])
+                store_files.unlink(survey.disk, [path])
         failpoint("store.compact.generation")
     return written
 

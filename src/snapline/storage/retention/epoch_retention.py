@@ -51,9 +51,8 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.store import files
 from snapline.storage.store.manifest import Manifest, list_generations, read_manifest, read_ref
 
 Notes = dict[str, tuple[int, frozenset[str]]]
@@ -64,17 +63,17 @@ these from one deletion to the next. Entries of deleted manifests are dropped.""
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
     """Delete one published epoch; see `Store.delete_epoch`."""
     manifests, packs = _files_of_epoch(disk, store_id, epoch, notes)
-    removed = files.unlink(disk, [layout.ref_path(epoch)])
+    removed = store_files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
         return []
     disk.sync_directory(layout.EPOCH_REFS)
     failpoint("store.delete.ref")
     if manifests:
-        removed += files.unlink(disk, manifests)
+        removed += store_files.unlink(disk, manifests)
         disk.sync_directory(layout.MANIFESTS)
         failpoint("store.delete.manifest")
     named = _NamedPacks(disk, store_id, notes)
-    removed += files.unlink(disk, [path for path in packs if not named.needs(path)])
+    removed += store_files.unlink(disk, [path for path in packs if not named.needs(path)])
     failpoint("store.delete.packs")
     return removed
 
@@ -91,13 +90,13 @@ def delete_unreferenced(
     """Delete files that no ref needs; see `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
     sweep.find_needed()
-    removed = files.unlink(disk, sweep.manifests_to_delete())
+    removed = store_files.unlink(disk, sweep.manifests_to_delete())
     if removed:
         disk.sync_directory(layout.MANIFESTS)
     failpoint("store.sweep.manifests")
     sweep.find_named(notes)
-    removed += files.unlink(disk, sweep.packs_to_delete())
-    removed += files.unlink(disk, sweep.temporary_to_delete())
+    removed += store_files.unlink(disk, sweep.packs_to_delete())
+    removed += store_files.unlink(disk, sweep.temporary_to_delete())
     sweep.remove_empty_directories()
     return removed
 

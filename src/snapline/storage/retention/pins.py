@@ -45,10 +45,9 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.store import files
 from snapline.storage.store.manifest import read_ref
 from snapline.storage.timestamps import instant
 
@@ -377,12 +376,14 @@ def _held_steps(disk: Disk, store_id: str) -> Steps[dict[int, str]]:
 def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> None:
     directory = path.partition("/")[0]
     data = seal(_KINDS[type(record)], canonical.encode(record))
-    with files.writing(disk, what):
+    with store_files.writing(disk, what):
         if not _is_there(disk, directory):
             make_durable_directory(disk, directory)
         try:
             # Only this call writes these bytes. If they exist, an earlier try succeeded and its answer was lost.
-            files.create_or_compare(disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held")
+            store_files.create_or_compare(
+                disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held"
+            )
         except FileExistsError:
             is_taken = True
         else:
@@ -394,9 +395,9 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
 def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _Record | None:
     """Return the record, after every check; None if it has just been removed."""
     try:
-        data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
+        data = store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX)
         body = unseal(_KINDS[kind], data, path=path, epoch=None)
-        with files.decoding(path):
+        with store_files.decoding(path):
             record = msgspec.msgpack.decode(body, type=kind)
         check_store(record.store, path, store_id)
         reason = _contradiction(record, path)
@@ -444,7 +445,7 @@ def _is_old(disk: Disk, path: str, store_id: str, now_s: float) -> bool:
 
 
 def _paths(disk: Disk, directory: str) -> list[str]:
-    with files.reading(disk, directory):
+    with store_files.reading(disk, directory):
         try:
             entries = disk.list_directory(directory)
         except FileNotFoundError:
@@ -454,15 +455,15 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
     """Remove the files durably; return those that existed."""
-    with files.writing(disk, f"the removal of {directory}"):
-        removed = files.unlink(disk, paths)
+    with store_files.writing(disk, f"the removal of {directory}"):
+        removed = store_files.unlink(disk, paths)
         if removed:
             disk.sync_directory(directory)
     return removed
 
 
 def _is_there(disk: Disk, path: str) -> bool:
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         try:
             disk.size(path)
         except (FileNotFoundError, NotADirectoryError):

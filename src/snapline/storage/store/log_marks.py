@@ -16,10 +16,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.ids import check_id
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.store import files
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9
@@ -60,9 +59,12 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
 def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
     """Return one mark, after every check. `store_id` None skips that comparison; errors as `read_marks`."""
     body = unseal(
-        MARK_KIND, files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX), path=path, epoch=None
+        MARK_KIND,
+        store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX),
+        path=path,
+        epoch=None,
     )
-    with files.decoding(path):
+    with store_files.decoding(path):
         mark = msgspec.msgpack.decode(body, type=_MarkBody)
     check_store(mark.store, path, store_id)
     if (parse_mark_path(path) or ("",))[0] != mark.replica:
@@ -82,10 +84,10 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
     path = f"{layout.REPLICAS}/{check_id(replica, 'replica')}.{number}"
     body = _MarkBody(replica=replica, log=mark.log, is_voter=mark.is_voter, store=store_id)
     name = f"0-{random_bytes(16).hex()}"
-    with files.writing(disk, f"the mark of replica {replica}"):
+    with store_files.writing(disk, f"the mark of replica {replica}"):
         make_durable_directory(disk, layout.REPLICAS)
         try:
-            files.create_or_compare(
+            store_files.create_or_compare(
                 disk, path, seal(MARK_KIND, canonical.encode(body)), temporary_name=name, epoch=0, point="store.mark"
             )
         except (FileExistsError, DamagedDataError) as error:

@@ -33,10 +33,10 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.store_files import SMALL_BYTES_MAX, decoding, read_file
 from snapline.storage.keys.ciphers import epoch_message
 from snapline.storage.packs.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.files import SMALL_BYTES_MAX, decoding, read_file
 
 MANIFEST_VERSION = 2
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from blake3 import blake3
 
 from snapline.errors import StoreError, StoreKeyError, UsageError
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import ciphers, key_records
@@ -45,7 +45,6 @@ from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key
 from snapline.storage.log.log_files import holds_batches
 from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.output_files import holds_outputs
-from snapline.storage.store import files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -346,7 +345,7 @@ def _holds_packs(disk: Disk) -> bool:
 
 
 def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    with files.reading(disk, directory):
+    with store_files.reading(disk, directory):
         try:
             return disk.list_directory(directory)
         except FileNotFoundError:

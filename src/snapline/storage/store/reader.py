@@ -8,9 +8,10 @@ from typing import TypeVar
 from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, UsageError
 from snapline.storage.capture import decoder
 from snapline.storage.capture.decoder import PartReader
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
+from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, exists, read_fork
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.log_files import LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
@@ -22,12 +23,9 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.compaction import other_generations
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.retention import pins
-from snapline.storage.store import files, verify
-from snapline.storage.store.files import exists
-from snapline.storage.store.fork_record import ForkRecord, read_fork
+from snapline.storage.store import verify
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest, read_manifest, read_ref
-from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.verify import Verification
 
 _Result = TypeVar("_Result")
@@ -68,7 +66,7 @@ class StoreReader:
 
     def require_available(self) -> None:
         """Read the id of the opened store; StoreError if it is away, or another store is in its place."""
-        with files.reading(self._disk, layout.IDENTITY):
+        with store_files.reading(self._disk, layout.IDENTITY):
             if isinstance(self._disk, OpenedDisk):
                 self._disk.require_available()
 
@@ -87,14 +85,14 @@ class StoreReader:
 
     def epochs(self) -> list[int]:
         """Return the numbers of the published epochs, ascending."""
-        with files.reading(self._disk, layout.EPOCH_REFS):
+        with store_files.reading(self._disk, layout.EPOCH_REFS):
             entries = self._disk.list_directory(layout.EPOCH_REFS)
         numbers = (layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}") for entry in entries)
         return sorted(number for number in numbers if number is not None)
 
     def read_ref(self, epoch: int) -> str:
         """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
-        with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
+        with store_files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return read_ref(self._disk, epoch, self.store_id, self._guard)
@@ -140,7 +138,7 @@ class StoreReader:
 
     def checkpoint_packs(self, plan: int | None = None) -> list[str]:
         """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
-        with files.reading(self._disk, layout.CHECKPOINTS):
+        with store_files.reading(self._disk, layout.CHECKPOINTS):
             return checkpoint_packs.find(self._disk, plan)
 
     def reference_checkpoint_pack(self, path: str) -> PackReference:
@@ -198,7 +196,7 @@ class StoreReader:
             NotFoundError: there is no such epoch.
             StoreError: the store is away.
         """
-        with files.reading(self._disk, layout.EPOCH_REFS):
+        with store_files.reading(self._disk, layout.EPOCH_REFS):
             if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
             verification = verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
@@ -323,7 +321,7 @@ class StoreReader:
             raise StoreKeyError(
                 f"there is a key for the store {self.location}, and the coordinator has none: give all processes the same SNAPLINE_STORE_KEY"
             )
-        return files.read_probe(self._disk, path, self.store_id)
+        return store_files.read_probe(self._disk, path, self.store_id)
 
     def fork_record(self) -> ForkRecord | None:
         """Return the fork record of the store's fleet, None if it is not a fork; raises DamagedDataError, StoreError."""

@@ -38,11 +38,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.disk.record import Buffer, digest_of
+from snapline.storage.disk.store_files import OpenedDisk, exists, initialize_store, missing_store_error
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
@@ -63,9 +64,6 @@ from snapline.storage.packs.compaction import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
-from snapline.storage.store import files
-from snapline.storage.store.create_store import initialize_store, missing_store_error
-from snapline.storage.store.files import exists
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import (
     Manifest,
@@ -76,7 +74,6 @@ from snapline.storage.store.manifest import (
     read_manifest,
     read_ref,
 )
-from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
@@ -287,7 +284,7 @@ class Store(StoreReader):
         root, data = encode_manifest(manifest)
         epoch = manifest.metadata.epoch
         path = layout.manifest_path(root)
-        with files.writing(self._disk, f"the manifest of epoch {epoch}"):
+        with store_files.writing(self._disk, f"the manifest of epoch {epoch}"):
             try:
                 self._create(path, data, epoch=epoch, point="store.manifest")
             except FileExistsError:
@@ -307,9 +304,9 @@ class Store(StoreReader):
         """
         path = layout.ref_path(epoch)
         manifest = layout.manifest_path(root, find_generation(self._disk, root))
-        with files.reading(self._disk, manifest, epoch=epoch):
+        with store_files.reading(self._disk, manifest, epoch=epoch):
             self._disk.size(manifest)
-        with files.writing(self._disk, f"the ref of epoch {epoch}"):
+        with store_files.writing(self._disk, f"the ref of epoch {epoch}"):
             try:
                 data = encode_ref(epoch, root, self.store_id, self._guard)
                 self._create(path, data, epoch=epoch, point="store.ref")
@@ -417,7 +414,7 @@ class Store(StoreReader):
         The caller knows that no recovery needs it (G7). If the deletion is interrupted, `delete_unreferenced` removes the
         rest. A missing epoch is not an error.
         """
-        with files.writing(self._disk, f"the deletion of epoch {epoch}"):
+        with store_files.writing(self._disk, f"the deletion of epoch {epoch}"):
             return epoch_retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
 
     def delete_unreferenced(
@@ -431,7 +428,7 @@ class Store(StoreReader):
             open_epochs: epochs to spare: undecided ones, and complete ones that are not published.
             open_writers: writers whose packs and directories are spared.
         """
-        with files.writing(self._disk, "the deletion of garbage"):
+        with store_files.writing(self._disk, "the deletion of garbage"):
             return epoch_retention.delete_unreferenced(
                 self._disk,
                 self.store_id,
@@ -457,7 +454,7 @@ class Store(StoreReader):
         Raises:
             StoreError: the disk is full or failed. Every epoch is as intact as before; another call continues.
         """
-        with files.writing(self._disk, "compacted packs"):
+        with store_files.writing(self._disk, "compacted packs"):
             return compaction.compact(
                 self._disk,
                 self.store_id,
@@ -477,7 +474,7 @@ class Store(StoreReader):
         """
         if self._guard is None or not self._guard.encrypts:
             return []
-        with files.writing(self._disk, "the deletion of keys"):
+        with store_files.writing(self._disk, "the deletion of keys"):
             try:
                 needed = keys_in_use(self._disk, self.store_id)
             except StoreError:
@@ -486,12 +483,12 @@ class Store(StoreReader):
 
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
         """Delete checkpoint packs; return the paths removed. A missing one is not an error."""
-        with files.writing(self._disk, "the deletion of checkpoints"):
+        with store_files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.delete(self._disk, paths)
 
     def sweep_checkpoints(self, *, plans_below: int, kept: Collection[str] = ()) -> list[str]:
         """Delete checkpoint packs of plans with a smaller number, except `kept`; return the paths removed."""
-        with files.writing(self._disk, "the deletion of checkpoints"):
+        with store_files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.sweep(self._disk, plans_below=plans_below, kept=kept)
 
     # -- probes: do two processes see the same store? ----------------------------------------------------------------
@@ -500,14 +497,14 @@ class Store(StoreReader):
         """Write a probe; return its path and its random content, which `read_probe` of another process must return."""
         token = self._random_bytes(_ID_BYTES)
         path = f"{layout.PROBES}/{self._random_bytes(_ID_BYTES).hex()}"
-        with files.writing(self._disk, "a probe"):
-            self._create(path, files.encode_probe(token, self.store_id), epoch=0, point="store.probe")
+        with store_files.writing(self._disk, "a probe"):
+            self._create(path, store_files.encode_probe(token, self.store_id), epoch=0, point="store.probe")
         return path, token
 
     def remove_probe(self, path: str) -> None:
         """Remove a probe; a missing one is not an error."""
         layout.check_probe(path)
-        with files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
+        with store_files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
 
     # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
@@ -526,7 +523,7 @@ class Store(StoreReader):
         self, name: layout.PackName, blobs: Iterable[PackBlob], *, needs: PackNeeds | None = None, what: str, point: str
     ) -> PackReference:
         path = layout.pack_path(name)
-        with files.writing(self._disk, what):
+        with store_files.writing(self._disk, what):
             pack = PackWriter(name, store_id=self.store_id, needs=needs, keyring=self._keyring_for(name))
             try:
                 self._prepare_directory(name, f"{point}.directory")
@@ -554,7 +551,7 @@ class Store(StoreReader):
 
     def _create(self, path: str, data: bytes, *, epoch: int, point: str) -> None:
         name = self._temporary_name(epoch)
-        files.create_or_compare(self._disk, path, data, temporary_name=name, epoch=epoch, point=point)
+        store_files.create_or_compare(self._disk, path, data, temporary_name=name, epoch=epoch, point=point)
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
@@ -562,13 +559,13 @@ class Store(StoreReader):
 
 def _identity_of(disk: Disk) -> str:
     """Return the store's id. Damage is checked again: the store may have gone away between two calls."""
-    with files.reading(disk, layout.IDENTITY):
+    with store_files.reading(disk, layout.IDENTITY):
         try:
             if exists(disk, layout.IDENTITY):
-                return files.read_identity(disk)
+                return store_files.read_identity(disk)
         except DamagedDataError:
             if exists(disk, layout.IDENTITY):
-                return files.read_identity(disk)
+                return store_files.read_identity(disk)
         raise missing_store_error(disk)
 
 

@@ -28,11 +28,12 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.disk.opening import open_disk
 from snapline.storage.disk.record import Finding, damaged, finding_of
+from snapline.storage.disk.store_files import read_fork
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_deletions import read_deletions
@@ -53,8 +54,7 @@ from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.retention import pins
-from snapline.storage.store import files, log_marks
-from snapline.storage.store.fork_record import read_fork
+from snapline.storage.store import log_marks
 from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref
 
 LISTINGS_OF_LOGS = 3
@@ -127,7 +127,7 @@ class _Verifier:
     def check_all(self) -> None:
         with self._noting(layout.IDENTITY, None):
             self._note_checked(layout.IDENTITY, None)
-            actual_id = files.read_identity(self._disk)
+            actual_id = store_files.read_identity(self._disk)
             if self._store_id is not None and actual_id != self._store_id:
                 raise damaged(layout.IDENTITY, f"it is the identity of store {actual_id}, not {self._store_id}")
         self._check_root_directory()
@@ -282,7 +282,7 @@ class _Verifier:
             return
         with self._noting(path, None):
             self._note_checked(path, None)
-            files.read_probe(self._disk, path, self._store_id)
+            store_files.read_probe(self._disk, path, self._store_id)
 
     def _check_logs(self) -> None:
         for path in [f"{layout.LOG}/{entry.name}" for entry in self._list(layout.LOG) if not entry.is_directory]:

@@ -41,11 +41,10 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.folders import open_private
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.keys.key_files import Keys, keys_from_environment
-from snapline.storage.store import files
 from snapline.storage.store.manifest import find_generation
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
@@ -336,7 +335,7 @@ def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
         paths[layout.ref_path(epoch)] = None
         paths[layout.manifest_path(root, find_generation(disk, root))] = None
         paths |= {pack.path: None for pack in manifest.packs}
-    with files.reading(disk, layout.KEYS), contextlib.suppress(FileNotFoundError):
+    with store_files.reading(disk, layout.KEYS), contextlib.suppress(FileNotFoundError):
         paths |= {f"{layout.KEYS}/{entry.name}": None for entry in disk.list_directory(layout.KEYS)}
     return sorted(paths)
 
@@ -352,7 +351,7 @@ def _write(store: Store, paths: list[str], temporary: Path) -> None:
 
 
 def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
-    with files.reading(disk, path):
+    with store_files.reading(disk, path):
         size_bytes = disk.size(path)
     if size_bytes > MEMBER_BYTES_MAX:
         raise UsageError(
@@ -361,7 +360,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
     file.write(header_of(path, size_bytes, FILE))
     for offset in range(0, size_bytes, COPY_BYTES):
         length = min(COPY_BYTES, size_bytes - offset)
-        with files.reading(disk, path):
+        with store_files.reading(disk, path):
             data = disk.read(path, offset, length)
         if len(data) < length:
             raise damaged(path, f"truncated: {offset + len(data)} of {size_bytes} bytes")

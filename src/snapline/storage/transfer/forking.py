@@ -6,7 +6,7 @@ cluster, some states were changed, and in an encrypted store the digests differ.
 
 The steps, each durable before the next:
 
-1. `fork`, the record of the fork (`store/fork_record.py`). A folder with this record and without the identity is not a store.
+1. `fork`, the record of the fork (`disk/store_files.py`). A folder with this record and without the identity is not a store.
 2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
 3. The pending inputs to take along, in a sealed host log of the snapshot's plan.
 4. The ref. A process with the key signs it with the keys given for the fork, which are not those of the parent.
@@ -30,19 +30,15 @@ import msgspec
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
+from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, check_no_store, encode_fork, exists
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store import files
-from snapline.storage.store.create_store import check_no_store
-from snapline.storage.store.files import exists
-from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
-from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.protection import make_guard
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import (
@@ -122,7 +118,7 @@ def write_fork(
         store=store_id,
         created=order.created,
     )
-    with files.writing(target, "a fork"):
+    with store_files.writing(target, "a fork"):
         target.make_root()
         if begin_again:
             clear_unfinished(target)
@@ -131,14 +127,14 @@ def write_fork(
         name = f"0-{random_bytes(_ID_BYTES).hex()}"
         _write_first(target, encode_fork(record, guard), temporary_name=name)
     made = Store(target, store_id, random_bytes=random_bytes, guard=guard)
-    with files.writing(target, "a fork"):
+    with store_files.writing(target, "a fork"):
         for directory in layout.DIRECTORIES:
             make_durable_directory(target, directory)
     new_root = _Fork(source, manifest, made, order).write()
     made.publish(epoch, new_root)
     failpoint("store.fork.published")
-    with files.writing(target, "the identity of a fork"):
-        identity = files.encode_identity(store_id)
+    with store_files.writing(target, "the identity of a fork"):
+        identity = store_files.encode_identity(store_id)
         write_once(target, layout.IDENTITY, (identity,), temporary_name=name, point="store.fork.identity")
     return Store(OpenedDisk(target, store_id), store_id, random_bytes=random_bytes, guard=guard)
 
@@ -158,7 +154,7 @@ def clear_unfinished(target: Disk) -> None:
         if entry.is_directory and entry.name in layout.ROOT_DIRECTORIES:
             _empty(target, entry.name)
     failpoint("store.fork.cleared")
-    files.unlink(target, [layout.FORK])
+    store_files.unlink(target, [layout.FORK])
     target.sync_directory("")
 
 
@@ -170,7 +166,7 @@ def _empty(target: Disk, directory: str) -> None:
             if entry.is_directory:
                 _empty(target, path)
             else:
-                files.unlink(target, [path])
+                store_files.unlink(target, [path])
         target.sync_directory(directory)
 
 

@@ -58,7 +58,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.packs.blob import (
@@ -75,7 +75,6 @@ from snapline.storage.packs.blob import (
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackReference, read_index
-from snapline.storage.store import files
 from snapline.storage.store.manifest import (
     AgentLine,
     ChunkPlace,
@@ -178,7 +177,7 @@ def _read_run(
     disk: Disk, run: list[PlacedBlob], epoch: int, keyring: Keyring = PLAIN_KEYRING
 ) -> Iterator[tuple[PlacedBlob, Buffer]]:
     path, start, end = run[0].pack.path, run[0].entry.offset, end_of(run[-1].entry)
-    with files.reading(disk, path, epoch=epoch, blob=run[0].entry.name):
+    with store_files.reading(disk, path, epoch=epoch, blob=run[0].entry.name):
         data = memoryview(disk.read(path, start, end - start))
     for blob in run:
         stored = data[blob.entry.offset - start : end_of(blob.entry) - start]
@@ -314,7 +313,7 @@ def _check_target(target: Store, about: Metadata, *, is_fleet_store: bool) -> No
 
 def _has_writers(store: Store) -> bool:
     """Return whether any writer other than copies has written to the store."""
-    with files.reading(store.disk, layout.PACKS):
+    with store_files.reading(store.disk, layout.PACKS):
         writers = store.disk.list_directory(layout.PACKS)
     return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
 
@@ -389,7 +388,7 @@ class _Copy:
         try:
             check_places(self._target, self._target.read_manifest(self._root, epoch=self._epoch))
         except DamagedDataError:
-            with files.writing(disk, f"the removal of an unfinished copy of epoch {self._epoch}"):
+            with store_files.writing(disk, f"the removal of an unfinished copy of epoch {self._epoch}"):
                 for generation in generations:
                     with contextlib.suppress(FileNotFoundError):
                         disk.unlink(layout.manifest_path(self._root, generation))
@@ -408,7 +407,7 @@ class _Copy:
     def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
         """Yield packs of this epoch that earlier copies wrote, except damaged ones."""
         disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
-        with files.reading(disk, directory):
+        with store_files.reading(disk, directory):
             try:
                 paths = [f"{directory}/{entry.name}" for entry in disk.list_directory(directory)]
             except FileNotFoundError:
@@ -416,7 +415,7 @@ class _Copy:
         for path in paths:
             name = layout.parse_pack_path(path)
             if name is not None and name.number == self._epoch:
-                with contextlib.suppress(DamagedDataError), files.reading(disk, path, epoch=self._epoch):
+                with contextlib.suppress(DamagedDataError), store_files.reading(disk, path, epoch=self._epoch):
                     size_bytes, store_id = disk.size(path), self._target.store_id
                     index, reference = read_index(disk, path, size_bytes=size_bytes, store_id=store_id)
                     yield reference, index.entries
@@ -505,7 +504,7 @@ class _Copy:
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._shared_packs[path] for path in used if path in self._shared_packs]:
-            with files.reading(disk, path):
+            with store_files.reading(disk, path):
                 try:
                     disk.size(path)
                 except FileNotFoundError:
