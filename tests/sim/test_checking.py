@@ -26,7 +26,7 @@ from snapline.sim.checking import (
     turns_of,
 )
 from snapline.sim.faults.fault_kinds import CrashFault, PauseFault, duration_ns
-from snapline.sim.report.terminal_summary import exercised
+from snapline.sim.report.test_report import exercised
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,

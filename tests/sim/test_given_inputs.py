@@ -13,7 +13,7 @@ from tests.sim import given_fleets as given
 from snapline.errors import UsageError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.choices import DrawnRandom, RandomChoices, RecordedChoices
-from snapline.sim.report.terminal_summary import summarise
+from snapline.sim.report.test_report import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import format_scenario, parse_scenario

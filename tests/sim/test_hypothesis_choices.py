@@ -10,7 +10,7 @@ from tests.sim import checked_fleets as fleets
 
 from snapline.sim.checking import run_fleet
 from snapline.sim.choices import Choices, RecordedChoices
-from snapline.sim.report.terminal_summary import summarise
+from snapline.sim.report.test_report import summarise
 from snapline.sim.search.hypothesis_choices import STREAMS, HypothesisChoices, SparseChoices, sparse_choices
 
 QUIET = settings(

@@ -40,7 +40,7 @@ from snapline.sim.report import run_folder
 from snapline.sim.report.html import Page, page
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 from snapline.sim.report.run_folder import folder_for, read_choices, read_run, rebuild, write_run
-from snapline.sim.report.terminal_summary import LINES_MAX, WIDTH, summarise
+from snapline.sim.report.test_report import LINES_MAX, WIDTH, summarise
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import FleetPart, Scenario, duration_ns
 from snapline.sim.world.recording import Recording

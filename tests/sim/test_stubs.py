@@ -17,7 +17,7 @@ from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.faults.fault_kinds import CrashFault
-from snapline.sim.report.terminal_summary import summarise
+from snapline.sim.report.test_report import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (

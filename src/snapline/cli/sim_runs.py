@@ -108,7 +108,7 @@ def _exit_code(result: "Result") -> int:
 
 def _show_run(result: "Result", scenario: "Scenario", place: Path | None, again: str, tables: DocumentTables) -> None:
     from snapline.sim.report.run_folder import REPORT
-    from snapline.sim.report.terminal_summary import brief_summary, summarise
+    from snapline.sim.report.test_report import brief_summary, summarise
 
     report = "" if place is None else f"report {place / REPORT}"
     if result.verdict == "pass":
@@ -142,7 +142,7 @@ def replay(
     Of a SCENARIO there is no earlier run: one seed of it is run twice, as with --check. Exit code: as of `sim run`; 1 if two
     runs of this moment differ.
     """
-    from snapline.sim.report.terminal_summary import summarise
+    from snapline.sim.report.test_report import summarise
 
     folder = run_folder(place)
     if folder is None:
@@ -248,7 +248,7 @@ def report(
     For a report that was lost, or was made by an older snapline. Nothing is run. Exit code: 0, whatever the run's was.
     """
     from snapline.sim.report.run_folder import read_run, rebuild
-    from snapline.sim.report.terminal_summary import summarise
+    from snapline.sim.report.test_report import summarise
 
     place = require_run_folder(folder)
     stored = read_run(place)
