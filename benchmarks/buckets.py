@@ -22,9 +22,8 @@ from snapline.agent_runtime.host.epoch_files import CHUNK_PACK_BYTES, THREADS
 from snapline.storage.capture.image import PART_BLOB
 from snapline.storage.disk.local_disk import parallel_map
 from snapline.storage.disk.object_disk import REQUESTS_AT_ONCE, ObjectDisk
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
-from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

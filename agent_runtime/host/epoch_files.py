@@ -27,9 +27,8 @@ from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
-from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 

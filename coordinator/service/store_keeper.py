@@ -45,9 +45,8 @@ from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
-from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
-from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.pack import BlobEntry, PackReference
 from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
 from snapline.storage.store.catalog import snapshot_time, summarise
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line

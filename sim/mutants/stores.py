@@ -6,7 +6,7 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.sim.world.disk import NodeDisk
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import record
-from snapline.storage.packs import blob, pack
+from snapline.storage.packs import pack
 
 
 def nothing_synced() -> list[Patch]:
@@ -44,7 +44,7 @@ def damage_unnoticed() -> list[Patch]:
         return same
 
     patches: list[Patch] = [(record, "digest_of", digest_of)]
-    for module in (blob, pack):
+    for module in (pack, pack):
         if "digest_of" in vars(module):
             patches.append((module, "digest_of", digest_of))
     return patches

@@ -28,7 +28,6 @@ from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaPool
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterNumbers,
@@ -44,6 +43,7 @@ from snapline.storage.packs.checkpoint import (
     StashedMessage,
     encode_checkpoint,
 )
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line, chunk_place
 from snapline.storage.store.store import Holds, Store
 

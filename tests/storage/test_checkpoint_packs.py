@@ -22,9 +22,8 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageEr
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import finding_of
-from snapline.storage.packs.blob import KIND_CHECKPOINT, PackBlob
 from snapline.storage.packs.checkpoint import InTransitMessage, encode_checkpoint, size_of
-from snapline.storage.packs.pack import PackReference, PackWriter
+from snapline.storage.packs.pack import KIND_CHECKPOINT, PackBlob, PackReference, PackWriter
 from snapline.storage.store.store import Store
 
 GOLDEN = Path(__file__).parent / "golden_1"

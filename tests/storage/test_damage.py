@@ -20,7 +20,7 @@ from tests.storage.simulated_disk import Inode, SimulatedDisk
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout
 from snapline.storage.disk.record import digest_of, finding_of
-from snapline.storage.packs.blob import BlobEntry, contradiction_of, decode_blob
+from snapline.storage.packs.pack import BlobEntry, contradiction_of, decode_blob
 from snapline.storage.store.store import Store
 from snapline.storage.store.verify import verify_location
 

@@ -43,7 +43,7 @@ from snapline.storage.keys.key_files import (
     make_signing_key,
 )
 from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
-from snapline.storage.packs.blob import Keyring, PackBlob, decode_blob, encode_blob
+from snapline.storage.packs.pack import Keyring, PackBlob, decode_blob, encode_blob
 from snapline.storage.store import protection
 from snapline.storage.store.protection import Protection
 

@@ -17,8 +17,7 @@ from snapline.storage.capture import decoder
 from snapline.storage.disk.local_disk import Disk, LocalDisk, parallel_map, requests_at_once
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.record import digest_of
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
-from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackReference, end_of
 from snapline.storage.store.store import Store
 
 TOGETHER = 4

@@ -54,9 +54,8 @@ from snapline.storage.capture.image import PART_BLOB, PART_TENSOR, CapturedPart,
 from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
-from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.store import manifest as manifests
 from snapline.storage.store.manifest import Manifest, agent_line

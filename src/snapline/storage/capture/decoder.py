@@ -51,20 +51,20 @@ from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requests_at_once
 from snapline.storage.disk.record import damaged, digest_of
-from snapline.storage.packs.blob import (
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
+from snapline.storage.packs.checkpoint_packs import keyring_of
+from snapline.storage.packs.pack import (
     CODEC_PLAIN,
     PLAIN_KEYRING,
     BlobEntry,
     Keyring,
+    PackIndex,
     check_encryption,
     decode_blob,
     encode_header,
     end_of,
     header_bytes,
 )
-from snapline.storage.packs.checkpoint import ChunkReference, StatePart
-from snapline.storage.packs.checkpoint_packs import keyring_of
-from snapline.storage.packs.pack import PackIndex
 from snapline.storage.store.manifest import Manifest
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024

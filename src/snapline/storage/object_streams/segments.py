@@ -52,7 +52,7 @@ from snapline.storage.disk.record import (
     seal,
     unseal,
 )
-from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
+from snapline.storage.packs.pack import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
 
 HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"

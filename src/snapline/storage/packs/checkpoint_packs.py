@@ -29,17 +29,19 @@ from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged, owner_of
-from snapline.storage.packs.blob import (
+from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
+from snapline.storage.packs.pack import (
     KIND_CHUNK,
     PLAIN_KEYRING,
     BlobEntry,
     Keyring,
     PackBlob,
+    PackIndex,
+    PackReference,
     decode_blob,
     header_bytes,
+    read_index,
 )
-from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
-from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
 
 

@@ -65,9 +65,8 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.packs.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
-from snapline.storage.packs.pack import PackReference, read_index
+from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
 from snapline.storage.store.manifest import (
     Manifest,
     agent_line,

@@ -35,8 +35,15 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, check_store, damaged, seal, unseal
 from snapline.storage.disk.store_files import SMALL_BYTES_MAX, decoding, read_file
 from snapline.storage.keys.ciphers import epoch_message
-from snapline.storage.packs.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
-from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.pack import (
+    CODEC_PLAIN,
+    KIND_CHECKPOINT,
+    KIND_CHUNK,
+    BlobEntry,
+    PackReference,
+    contradiction_of,
+    end_of,
+)
 
 MANIFEST_VERSION = 2
 

@@ -18,10 +18,9 @@ from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.outputs.output_files import ConsumerPosition, OutputBatch, OutputReader, read_consumers
 from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs import checkpoint_packs
-from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.compaction import other_generations
-from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.pack import BlobEntry, PackBlob, PackReference
 from snapline.storage.retention import pins
 from snapline.storage.store import verify
 from snapline.storage.store.log_marks import LogMark, read_marks

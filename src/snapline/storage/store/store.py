@@ -58,10 +58,17 @@ from snapline.storage.outputs.output_files import (
 )
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs import checkpoint_packs, compaction
-from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob
 from snapline.storage.packs.checkpoint_packs import Gathered, gather, key_of_pack
 from snapline.storage.packs.compaction import read_newest
-from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
+from snapline.storage.packs.pack import (
+    KIND_CHECKPOINT,
+    PLAIN_KEYRING,
+    Keyring,
+    PackBlob,
+    PackNeeds,
+    PackReference,
+    PackWriter,
+)
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
 from snapline.storage.store.log_marks import LogMark, add_mark

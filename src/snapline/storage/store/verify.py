@@ -49,10 +49,19 @@ from snapline.storage.outputs.output_record import (
     parse_consumer_path,
     parse_part_path,
 )
-from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of
-from snapline.storage.packs.pack import PackIndex, PackReference, read_index
+from snapline.storage.packs.pack import (
+    KIND_CHECKPOINT,
+    PLAIN_KEYRING,
+    BlobEntry,
+    Keyring,
+    PackIndex,
+    PackReference,
+    decode_blob,
+    header_bytes,
+    read_index,
+)
 from snapline.storage.retention import pins
 from snapline.storage.store import log_marks
 from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref

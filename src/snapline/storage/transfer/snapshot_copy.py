@@ -61,7 +61,9 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged
-from snapline.storage.packs.blob import (
+from snapline.storage.packs.checkpoint import decode_checkpoint
+from snapline.storage.packs.checkpoint_packs import keyring_of
+from snapline.storage.packs.pack import (
     CODEC_LZ4,
     KIND_CHECKPOINT,
     KIND_CHUNK,
@@ -69,12 +71,11 @@ from snapline.storage.packs.blob import (
     BlobEntry,
     Keyring,
     PackBlob,
+    PackReference,
     decode_blob,
     end_of,
+    read_index,
 )
-from snapline.storage.packs.checkpoint import decode_checkpoint
-from snapline.storage.packs.checkpoint_packs import keyring_of
-from snapline.storage.packs.pack import PackReference, read_index
 from snapline.storage.store.manifest import (
     AgentLine,
     ChunkPlace,
