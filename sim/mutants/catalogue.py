@@ -18,12 +18,11 @@ from snapline.sim.faults.fault_kinds import (
     SlowFault,
 )
 from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
-from snapline.sim.mutants.effects_catalogue import EFFECT_MUTANTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
 from snapline.sim.mutants.log_catalogue import LOG_MUTANTS
 from snapline.sim.mutants.registry import Mutant, check_replaceable, template, unchecked
 from snapline.sim.mutants.registry import crash_at as _crash
-from snapline.sim.mutants.turn_catalogue import TURN_MUTANTS
+from snapline.sim.mutants.turn_mutants import EFFECT_MUTANTS, TURN_MUTANTS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.product_patches import patched
 
