@@ -23,8 +23,8 @@ from snapline.storage.capture.image import PART_BLOB
 from snapline.storage.disk.local_disk import parallel_map
 from snapline.storage.disk.object_disk import REQUESTS_AT_ONCE, ObjectDisk
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 MIB = 2**20

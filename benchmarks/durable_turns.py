@@ -34,8 +34,8 @@ from snapline.messages import host_messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture import chunking
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 NEW_ENTRIES = 20

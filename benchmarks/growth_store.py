@@ -35,9 +35,9 @@ from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line, encode_manifest, encode_ref
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds
 from snapline.storage.store.catalog import Catalog
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line, encode_manifest, encode_ref
 from snapline.storage.store.store import Store
 
 NOTABLE_S = 0.05

@@ -46,8 +46,8 @@ from snapline.storage.disk.record import digest_of
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 MIB = 2**20

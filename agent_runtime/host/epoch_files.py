@@ -28,8 +28,8 @@ from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8

@@ -45,7 +45,7 @@ from snapline.security.rpc_authorization import ERROR_KEY, Context
 from snapline.storage.capture.saved_value_formats import find_field, json_of, too_large
 from snapline.storage.capture.saved_values import read_record, read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, OpenEffect
-from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.packs.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 LATEST = "latest"

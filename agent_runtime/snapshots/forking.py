@@ -43,7 +43,7 @@ from snapline.storage.disk.opening import open_disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.protection import resolve_keys
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant

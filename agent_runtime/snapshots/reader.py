@@ -42,7 +42,7 @@ from snapline.storage.capture.saved_value_formats import find_field, plain_value
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.keys.key_files import Keys, keys_from_environment, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint
-from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.packs.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 _State = TypeVar("_State")

@@ -16,7 +16,7 @@ from snapline.errors import NotFoundError
 from snapline.messages.payloads import describe_payload, plain_name
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
-from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.packs.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 AGENTS_MAX = 1000

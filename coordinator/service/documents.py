@@ -19,8 +19,8 @@ from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.catalog import read_summaries
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.store.verify import Verification
 

@@ -26,8 +26,8 @@ from snapline.errors import DamagedDataError, ExternalFailureError, NotFoundErro
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.store_files import ForkRecord
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.log_marks import LogMark
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
 FORK_SCRATCH_FOLDER = "founding"

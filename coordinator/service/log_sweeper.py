@@ -6,7 +6,7 @@ from snapline.coordinator.leader.events import SweepLogs
 from snapline.errors import NotFoundError, SnaplineError
 from snapline.storage.log.log_deletions import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.log_record import LogName
-from snapline.storage.store.manifest import Metadata
+from snapline.storage.packs.manifest import Metadata
 from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")

@@ -15,7 +15,7 @@ from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, Usag
 from snapline.storage.disk.layout import manifest_path
 from snapline.storage.disk.record import damaged, finding_of
 from snapline.storage.outputs.output_record import EmittedOutput, parse_part_path
-from snapline.storage.store.manifest import Manifest, Metadata
+from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8

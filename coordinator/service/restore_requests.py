@@ -31,8 +31,8 @@ from snapline.messages.effect_records import (
 )
 from snapline.storage.log.log_record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.manifest import Metadata
 from snapline.storage.retention.epoch_retention import parse_created
-from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 
 NEWEST = ("last", "latest")

@@ -46,10 +46,10 @@ from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
 from snapline.storage.packs.compaction import WRITER
+from snapline.storage.packs.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import BlobEntry, PackReference
 from snapline.storage.retention.epoch_retention import Policy, SnapshotTime, retained
 from snapline.storage.store.catalog import snapshot_time, summarise
-from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 

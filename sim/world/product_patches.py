@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from snapline.storage.disk import store_files
-from snapline.storage.store.manifest import Manifest, decode_manifest
+from snapline.storage.packs.manifest import Manifest, decode_manifest
 
 # -- patches --------------------------------------------------------------------------------------------------------------
 

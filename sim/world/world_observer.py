@@ -50,8 +50,8 @@ from snapline.storage.disk import layout
 from snapline.storage.disk.layout import LOG
 from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.retention.epoch_retention import parse_created
-from snapline.storage.store.manifest import Manifest
 
 # -- host logs ------------------------------------------------------------------------------------------------------------
 

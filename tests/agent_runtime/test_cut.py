@@ -36,8 +36,8 @@ from snapline.storage.packs.checkpoint import (
     SavedTurn,
     SpawnRequest,
 )
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 

@@ -39,7 +39,7 @@ from snapline.storage.packs.checkpoint import (
     StatePart,
     encode_checkpoint,
 )
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 SCALARS = st.one_of(

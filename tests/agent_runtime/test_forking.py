@@ -43,8 +43,8 @@ from snapline.storage.packs.checkpoint import (
     StashedMessage,
     encode_checkpoint,
 )
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line, chunk_place
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line, chunk_place
 from snapline.storage.store.store import Holds, Store
 
 

@@ -27,8 +27,8 @@ from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ARENA_IMAGES_MAX, ArenaBusyError, ChunkTable
 from snapline.storage.capture.values import Blob
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 CHUNK = 64 * 1024

@@ -23,7 +23,7 @@ from snapline.storage.capture.decoder import PartReader
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.packs.checkpoint import encode_checkpoint as encode
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 

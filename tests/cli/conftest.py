@@ -20,7 +20,7 @@ from snapline.storage.packs.checkpoint import (
     SavedTimer,
     encode_checkpoint,
 )
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 

@@ -8,7 +8,7 @@ from tests.kit.command_line import Run
 
 from snapline.cli.run import count_dead_letters
 from snapline.storage.packs.checkpoint import DeadLetterRecord, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 FLEET = """

@@ -12,7 +12,7 @@ from snapline.agent_runtime.message_encoding import encode_body
 from snapline.cli.snapshot_transfer import parse_settings
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 MODULE = """

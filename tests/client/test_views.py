@@ -21,7 +21,7 @@ from snapline.errors import (
 )
 from snapline.messages.client_requests import AgentState, WaitingAgent
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 LIMIT_S = 20.0

@@ -42,7 +42,7 @@ from snapline.errors import DamagedDataError, LogError, NotFoundError, UsageErro
 from snapline.protocols.names import is_autonomous
 from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 SEEDS = range(40)

@@ -14,7 +14,7 @@ from snapline.errors import NotFoundError
 from snapline.messages.answers import document_of
 from snapline.messages.payloads import CALL, CREATE, REPLY
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 

@@ -15,8 +15,8 @@ from snapline.errors import StoreError
 from snapline.messages.host_messages import ReportedPack
 from snapline.storage.disk import layout
 from snapline.storage.outputs.output_record import EmittedOutput
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.retention.epoch_retention import Policy
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 

@@ -13,7 +13,7 @@ from snapline.coordinator.state.lineage import Ancestor
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.disk.layout import manifest_path
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 

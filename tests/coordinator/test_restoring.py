@@ -18,7 +18,7 @@ from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT
 from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.outputs.output_record import EmittedOutput, Release
 from snapline.storage.packs.checkpoint import JournalEntry
-from snapline.storage.store.manifest import Manifest, Metadata
+from snapline.storage.packs.manifest import Manifest, Metadata
 
 
 class Shelf:

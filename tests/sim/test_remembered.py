@@ -9,7 +9,7 @@ from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.product_patches import MANIFESTS_KEPT, manifests_cached, remembered
 from snapline.storage.disk import store_files
 from snapline.storage.disk.layout import manifest_path
-from snapline.storage.store.manifest import Manifest, Metadata, decode_manifest, encode_manifest
+from snapline.storage.packs.manifest import Manifest, Metadata, decode_manifest, encode_manifest
 from snapline.storage.store.store import Store
 
 

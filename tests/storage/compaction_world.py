@@ -23,8 +23,8 @@ from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, WRITER
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
 ROUNDS_MAX = 4

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 Contents = Mapping[str, Sequence[int]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 HOSTS = {"h1": ("a1", "a2"), "h2": ("b1",)}

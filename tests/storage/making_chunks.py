@@ -12,8 +12,8 @@ import msgspec
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line, list_generations, read_manifest
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, end_of
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line, list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 HOSTS = {"h1": ("a1", "a2"), "h2": ("b1",)}

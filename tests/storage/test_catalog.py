@@ -16,9 +16,9 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import StoreError
 from snapline.storage.disk import layout
+from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.store import catalog as catalog_module
 from snapline.storage.store.catalog import Catalog, read_summaries
-from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 

@@ -19,8 +19,8 @@ from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, plan_compaction
+from snapline.storage.packs.manifest import Manifest, list_generations
 from snapline.storage.packs.pack import CODEC_ENCRYPTED, PackReference, end_of
-from snapline.storage.store.manifest import Manifest, list_generations
 
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
 

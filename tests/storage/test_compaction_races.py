@@ -20,7 +20,7 @@ from tests.storage.simulated_disk import SimulatedCrashError
 from snapline.errors import SnaplineError, StoreError
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, WRITER, Retirement
-from snapline.storage.store.manifest import encode_manifest, list_generations, read_manifest
+from snapline.storage.packs.manifest import encode_manifest, list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 

@@ -22,9 +22,9 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, LocalDisk
+from snapline.storage.packs.manifest import encode_manifest, encode_ref
 from snapline.storage.retention import epoch_retention
 from snapline.storage.store import store as store_module
-from snapline.storage.store.manifest import encode_manifest, encode_ref
 from snapline.storage.store.store import Store
 
 Commit = Callable[[Store, int], object]

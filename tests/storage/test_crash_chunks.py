@@ -24,9 +24,9 @@ from snapline.storage.disk import store_files
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, Retirement
+from snapline.storage.packs.manifest import list_generations, read_manifest
 from snapline.storage.retention import epoch_retention
 from snapline.storage.store import store as store_module
-from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 KEPT = 4

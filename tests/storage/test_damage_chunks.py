@@ -26,8 +26,8 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import DIGEST_BYTES, digest_of, finding_of
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S
+from snapline.storage.packs.manifest import list_generations, read_manifest
 from snapline.storage.packs.pack import BlobEntry, PackIndex, PackReference, end_of, header_bytes, read_index
-from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 Case = tuple[SimulatedDisk, Store, dict[int, Promise]]

@@ -32,7 +32,7 @@ from snapline.storage.packs.checkpoint import (
     decode_checkpoint,
     encode_checkpoint,
 )
-from snapline.storage.store.manifest import decode_manifest, encode_manifest
+from snapline.storage.packs.manifest import decode_manifest, encode_manifest
 from snapline.storage.store.store import Store
 
 VERSIONS = {b"MANI": (1, 2), b"INDX": (1, 2)}

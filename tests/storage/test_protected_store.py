@@ -28,7 +28,7 @@ from snapline.storage.disk.record import canonical, seal
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.store.manifest import encode_ref
+from snapline.storage.packs.manifest import encode_ref
 from snapline.storage.store.protection import make_guard
 from snapline.storage.store.store import Store
 

@@ -18,8 +18,8 @@ from tests.storage.simulated_disk import SimulatedDisk
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 numbers = st.integers(min_value=0, max_value=2**63 - 1)

@@ -16,8 +16,8 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.packs.manifest import encode_ref
 from snapline.storage.packs.pack import decode_blob, header_bytes, read_index
-from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.store import Store
 from snapline.storage.transfer import snapshot_copy
 from snapline.storage.transfer.snapshot_copy import check_epoch, copy_epoch

@@ -16,7 +16,7 @@ from snapline.adapters.torch_checkpoint import SnaplineReader, SnaplineWriter
 from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
-from snapline.storage.store.manifest import Manifest, Metadata
+from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that it is one process

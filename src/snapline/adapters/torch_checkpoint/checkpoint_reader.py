@@ -39,8 +39,8 @@ from snapline.storage.capture.torch_state import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.values import PART_EXTENSION, ArrayHead
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
 CHECKPOINT = "checkpoint"

@@ -54,11 +54,11 @@ from snapline.storage.capture.image import PART_BLOB, PART_TENSOR, CapturedPart,
 from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
+from snapline.storage.packs import manifest as manifests
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
+from snapline.storage.packs.manifest import Manifest, agent_line
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
 from snapline.storage.retention import epoch_retention, pins
-from snapline.storage.store import manifest as manifests
-from snapline.storage.store.manifest import Manifest, agent_line
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 

@@ -53,6 +53,7 @@ from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requ
 from snapline.storage.disk.record import damaged, digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 from snapline.storage.packs.checkpoint_packs import keyring_of
+from snapline.storage.packs.manifest import Manifest
 from snapline.storage.packs.pack import (
     CODEC_PLAIN,
     PLAIN_KEYRING,
@@ -65,7 +66,6 @@ from snapline.storage.packs.pack import (
     end_of,
     header_bytes,
 )
-from snapline.storage.store.manifest import Manifest
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024
 """Size from which parts are read into memory with huge pages."""

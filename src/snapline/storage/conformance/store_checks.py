@@ -12,7 +12,7 @@ from snapline.storage.conformance.disk_checks import ConformanceError, OpenDisk,
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName, PreparedBatch
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 RACED_NUMBERS = 10

@@ -30,6 +30,7 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged, owner_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
+from snapline.storage.packs.manifest import ChunkPlace, Manifest, chunk_place
 from snapline.storage.packs.pack import (
     KIND_CHUNK,
     PLAIN_KEYRING,
@@ -42,7 +43,6 @@ from snapline.storage.packs.pack import (
     header_bytes,
     read_index,
 )
-from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
 
 
 def difference_in_size(found: int, expected: int) -> str:

@@ -66,8 +66,7 @@ from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
-from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
-from snapline.storage.store.manifest import (
+from snapline.storage.packs.manifest import (
     Manifest,
     agent_line,
     chunk_place,
@@ -76,6 +75,7 @@ from snapline.storage.store.manifest import (
     read_manifest,
     read_ref,
 )
+from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
 
 WRITER = "compaction"
 """Writer id of the packs that compaction writes. No host start has this id: theirs end in a number."""

@@ -1,1 +1,521 @@
-""" """
+r"""The manifest of one epoch: its contents and their places; and the ref, which makes the epoch a snapshot.
+
+The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
+
+- metadata: a map, the fields of `Metadata`;
+- content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
+- locations: `[packs, places, chunks]`; a pack is `[path, size, index digest, key id]`, a place is `[pack, offset, stored
+  size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
+  codec, stored digest]`, sorted by digest, the stored digest empty if equal to the digest.
+
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file, but not over locations. So
+`compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log
+stays valid. The record's own digest covers everything.
+
+An agent's checkpoint lists its chunks, and the root covers it through its digest. The manifest holds the place of *every* chunk: it refers
+to no other manifest, and a restore follows no chain. So it may name packs of earlier epochs, but none of later ones. Files of version 1 have no
+chunks, and only packs of their own epoch.
+
+The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
+"""
+
+import contextlib
+from bisect import bisect_left
+from operator import attrgetter
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import NotFoundError, StoreError, UsageError
+from snapline.ids import check_id
+from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard
+from snapline.storage.disk.layout import MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
+from snapline.storage.disk.local_disk import Disk
+from snapline.storage.disk.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.store_files import SMALL_BYTES_MAX, decoding, read_file
+from snapline.storage.keys.ciphers import epoch_message
+from snapline.storage.packs.pack import (
+    CODEC_PLAIN,
+    KIND_CHECKPOINT,
+    KIND_CHUNK,
+    BlobEntry,
+    PackReference,
+    contradiction_of,
+    end_of,
+)
+
+MANIFEST_VERSION = 2
+
+MANIFEST_BYTES_MAX = 256 * 2**20
+"""Largest manifest: a million agents at about 200 bytes, or 300 GB of arrays at 55 bytes a chunk. Checked before reading."""
+
+PACK_BYTES_MAX = 2**60
+"""Upper limit for pack sizes: larger than any disk, and within file offsets."""
+
+_KIND = b"MANI"
+_ROOT_CONTEXT = b"snapline root 1\0"
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Metadata of an epoch, without its agents. Part of the root.
+
+    Attributes:
+        epoch: number of the epoch.
+        created: UTC time, ISO 8601. Used only by retention (`retention_policy.py`).
+        trigger: its cause, such as `"periodic"`.
+        fleet: the fleet's name.
+        cluster: random id of the fleet's run.
+        plan: the recovery plan in force.
+        protocol: the checkpointing protocol.
+        raft_index: position of the epoch's begin in the coordinator's log.
+        hosts: host → its start, for the participating hosts.
+        kinds: agent class → version of its state's schema; empty if unknown.
+        dependencies: distribution → version, in the running environment.
+        topology_fingerprint: digest of agents, classes and channels.
+        config_hash: digest of the fleet's definition.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
+        inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit it
+            if empty, as older files do, so their roots stay the same.
+        outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
+            likewise.
+        durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.
+        ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint on their own. Omitted likewise.
+        next_ordinal: first index above all those ever used by an agent of the fleet. Omitted if 0.
+        validity: what was proven when the epoch was committed. Later findings are not recorded here.
+    """
+
+    epoch: int
+    created: str = ""
+    trigger: str = ""
+    fleet: str = ""
+    cluster: str = ""
+    plan: int = 0
+    protocol: str = ""
+    raft_index: int = 0
+    hosts: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    dependencies: dict[str, str] = {}
+    topology_fingerprint: str = ""
+    config_hash: str = ""
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+    inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+    durable_turns: dict[str, int] = {}
+    ordinals: dict[str, int] = {}
+    next_ordinal: int = 0
+    validity: str = ""
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent of an epoch: its checkpoint's digest (part of the root), and the place of the blob (not part of it).
+
+    Attributes:
+        agent, kind, host, incarnation, is_unborn: as reported.
+        digest: BLAKE3 of the plain checkpoint, `size_bytes` long.
+        pack: index into the manifest's `packs`.
+        offset: offset of the blob's header in the pack.
+        stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
+        stored_digest: BLAKE3 of the stored bytes.
+    """
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    is_unborn: bool = False
+    digest: bytes
+    size_bytes: int
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name=self.agent,
+            kind=KIND_CHECKPOINT,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest,
+        )
+
+
+def agent_line(
+    entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
+) -> AgentLine:
+    """Return the line for a blob of the pack with index `pack`: the blob's name is the agent."""
+    return AgentLine(
+        agent=entry.name,
+        kind=kind,
+        host=host,
+        incarnation=incarnation,
+        is_unborn=is_unborn,
+        digest=entry.digest,
+        size_bytes=entry.size_bytes,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        codec=entry.codec,
+        stored_digest=entry.stored_digest,
+    )
+
+
+class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Place of one chunk; fields as in `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+
+    digest: bytes
+    pack: int
+    offset: int
+    stored_bytes: int
+    size_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name="",
+            kind=KIND_CHUNK,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest or self.digest,
+        )
+
+
+def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
+    """Return the place of a chunk of the pack with index `pack`."""
+    return ChunkPlace(
+        digest=entry.digest,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        size_bytes=entry.size_bytes,
+        codec=entry.codec,
+        stored_digest=b"" if entry.codec == CODEC_PLAIN else entry.stored_digest,
+    )
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Contents and places of an epoch. `agents` and `chunks` are sorted after encoding or decoding."""
+
+    metadata: Metadata
+    agents: list[AgentLine]
+    packs: list[PackReference]
+    chunks: list[ChunkPlace] = []
+
+    def line_of(self, agent: str) -> AgentLine:
+        """Return the agent's line; NotFoundError if it is not in this epoch."""
+        place = bisect_left(self.agents, agent, key=_agent_of)
+        if place < len(self.agents) and self.agents[place].agent == agent:
+            return self.agents[place]
+        for line in self.agents:  # The lines are not sorted, or the agent is missing.
+            if line.agent == agent:
+                return line
+        raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
+
+
+_agent_of = attrgetter("agent")
+
+_Content = tuple[str, str, str, int, bool, bytes, int]
+_Place = tuple[int, int, int, int, bytes]
+_body_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw])
+_metadata_decoder = msgspec.msgpack.Decoder(Metadata)
+_content_decoder = msgspec.msgpack.Decoder(list[_Content])
+_Locations = tuple[list[PackReference], list[_Place], list[ChunkPlace]]
+_locations_decoder = msgspec.msgpack.Decoder(_Locations)
+_locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_Place]])
+
+
+def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
+    """Return root (hexadecimal) and file of `manifest`.
+
+    Raises:
+        UsageError: the manifest is inconsistent, such as a blob outside its pack.
+    """
+    reason = _contradiction(manifest)
+    if reason:
+        raise UsageError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
+    lines = sorted(manifest.agents, key=lambda line: line.agent)
+    metadata = _encode_metadata(manifest.metadata)
+    content = canonical.encode(
+        [(x.agent, x.kind, x.host, x.incarnation, x.is_unborn, x.digest, x.size_bytes) for x in lines]
+    )
+    places = [(x.pack, x.offset, x.stored_bytes, x.codec, x.stored_digest) for x in lines]
+    chunks = sorted(manifest.chunks, key=lambda chunk: chunk.digest)
+    locations = canonical.encode((manifest.packs, places, chunks))
+    body = canonical.encode((msgspec.Raw(metadata), msgspec.Raw(content), msgspec.Raw(locations)))
+    if len(body) + OVERHEAD_BYTES > MANIFEST_BYTES_MAX:
+        raise UsageError(
+            f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents or chunks"
+        )
+    return _root_of(metadata, content), seal(_KIND, body, version=MANIFEST_VERSION)
+
+
+def _encode_metadata(metadata: Metadata) -> bytes:
+    fields = msgspec.structs.asdict(metadata)
+    for name in ("inputs", "outputs", "durable_turns", "ordinals", "next_ordinal"):
+        if not fields[name]:
+            del fields[name]
+    return canonical.encode(fields)
+
+
+def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
+    """Return the manifest in the file `data`.
+
+    Raises:
+        DamagedDataError: a digest, the root or a line is wrong.
+        StoreError: the file has another version.
+    """
+    body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
+    try:
+        metadata, content, locations = _body_decoder.decode(body)
+        found_root = _root_of(bytes(metadata), bytes(content))
+        lines = _content_decoder.decode(content)
+        packs, places, chunks = _read_locations(locations)
+        manifest = Manifest(_metadata_decoder.decode(metadata), _join_lines(lines, places), packs, chunks)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
+    if found_root != root:
+        raise damaged(path, f"its root is {found_root}, not that of its name", epoch=manifest.metadata.epoch)
+    if epoch is not None and manifest.metadata.epoch != epoch:
+        raise damaged(path, f"it is the manifest of epoch {manifest.metadata.epoch}", epoch=epoch)
+    reason = _contradiction(manifest)
+    if reason:
+        raise damaged(path, reason, epoch=manifest.metadata.epoch)
+    return manifest
+
+
+def _read_locations(locations: msgspec.Raw) -> _Locations:
+    """Decode the locations. Version 1 has no chunks and is recognized by its length."""
+    try:
+        decoded: _Locations = _locations_decoder.decode(locations)
+        return decoded
+    except msgspec.ValidationError:
+        packs, places = _locations_1_decoder.decode(locations)
+        return packs, places, []
+
+
+def _root_of(metadata: bytes, content: bytes) -> str:
+    return blake3(_ROOT_CONTEXT).update(metadata).update(content).hexdigest()
+
+
+def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
+    return [
+        AgentLine(
+            agent=line[0],
+            kind=line[1],
+            host=line[2],
+            incarnation=line[3],
+            is_unborn=line[4],
+            digest=line[5],
+            size_bytes=line[6],
+            pack=place[0],
+            offset=place[1],
+            stored_bytes=place[2],
+            codec=place[3],
+            stored_digest=place[4],
+        )
+        for line, place in zip(lines, places, strict=True)
+    ]
+
+
+def _contradiction(manifest: Manifest) -> str:
+    """Return what is invalid in the manifest; empty if nothing is. Checked before writing and after reading."""
+    epoch = manifest.metadata.epoch
+    if not 0 <= epoch <= layout.EPOCH_MAX:
+        return f"{epoch} is no epoch number"
+    paths = {pack.path for pack in manifest.packs}
+    if len(paths) != len(manifest.packs):
+        return "a pack is listed twice"
+    for pack in manifest.packs:
+        name = layout.parse_pack_path(pack.path)
+        if name is None or name.number > epoch:
+            return f"{pack.path!r} is no pack of epoch {epoch} or before"
+        if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
+            return f"{pack.path!r} has an impossible length or digest"
+    return (
+        _contradiction_in_numbers(manifest.metadata.inputs, "an input")
+        or _contradiction_in_numbers(manifest.metadata.outputs, "an output")
+        or _contradiction_in_numbers(manifest.metadata.durable_turns, "a durable turn")
+        or _contradiction_in_ordinals(manifest.metadata)
+        or _contradiction_in_lines(manifest)
+        or _contradiction_in_chunks(manifest)
+    )
+
+
+def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
+    for agent, number in numbers.items():
+        try:
+            check_id(agent)
+        except UsageError as error:
+            return str(error)
+        if not 1 <= number <= layout.EPOCH_MAX:
+            return f"{number} is no number of {what} of agent {agent!r}: they count from 1"
+    return ""
+
+
+def _contradiction_in_ordinals(metadata: Metadata) -> str:
+    known = set(metadata.ordinals.values())
+    if len(known) < len(metadata.ordinals) or not all(0 <= x < metadata.next_ordinal for x in known):
+        return "two agents have one ordinal, or one above all that there were"
+    return ""
+
+
+def _contradiction_in_lines(manifest: Manifest) -> str:
+    agents: set[str] = set()
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    for line in manifest.agents:
+        try:
+            check_id(line.agent)
+        except UsageError as error:
+            return str(error)
+        if line.agent in agents:
+            return f"agent {line.agent!r} is listed twice"
+        agents.add(line.agent)
+        reason = _contradiction_in_place(f"agent {line.agent!r}", line, sizes)
+        if reason:
+            return reason
+    return ""
+
+
+def _contradiction_in_chunks(manifest: Manifest) -> str:
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    known: set[bytes] = set()
+    for chunk in manifest.chunks:
+        if chunk.digest in known:
+            return f"chunk {chunk.digest.hex()[:12]} is listed twice"
+        known.add(chunk.digest)
+        reason = _contradiction_in_place(f"chunk {chunk.digest.hex()[:12]}", chunk, sizes)
+        if reason:
+            return reason
+    return ""
+
+
+def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list[int]) -> str:
+    if not 0 <= blob.pack < len(sizes):
+        return f"{what} names pack {blob.pack} of {len(sizes)}"
+    entry = blob.entry()
+    reason = contradiction_of(entry)
+    if reason:
+        return f"{what}: {reason}"
+    return f"{what} lies outside its pack" if end_of(entry) > sizes[blob.pack] else ""
+
+
+def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
+    """Return the manifest with `root`, after every check; `epoch` is its expected epoch, if known.
+
+    With `generation` None, the first one is read, or the latest if the first was replaced.
+    """
+    if generation is None:
+        generation = find_generation(disk, root)
+    path = manifest_path(root, generation)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=MANIFEST_BYTES_MAX)
+    return decode_manifest(data, root=root, path=path, epoch=epoch)
+
+
+def find_generation(disk: Disk, root: str) -> int:
+    """Return which generation of a manifest to read: 0 while it exists, so that most readers need not list."""
+    with contextlib.suppress(OSError):
+        disk.size(manifest_path(root))
+        return 0
+    with contextlib.suppress(OSError):
+        return max(list_generations(disk).get(root, [0]))
+    return 0
+
+
+def list_generations(disk: Disk) -> dict[str, list[int]]:
+    """Return all generations of each manifest, root → numbers."""
+    generations: dict[str, list[int]] = {}
+    for entry in disk.list_directory(MANIFESTS):
+        parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
+        if parsed is not None and not entry.is_directory:
+            generations.setdefault(parsed[0], []).append(parsed[1])
+    return generations
+
+
+REF_KIND = b"EREF"
+_SIGNED_REF_VERSION = 2
+
+
+class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a ref. Its bytes follow from the coordinator's log, so any leader writes the same."""
+
+    epoch: int
+    root: str
+    store: str
+
+
+class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a signed ref (version 2). The Ed25519 signature over `signing.epoch_message` is deterministic, so any leader writes the same bytes."""
+
+    epoch: int
+    root: str
+    store: str
+    signature: bytes
+
+
+class UnsignedRefError(StoreError):
+    """A ref that none of the given keys has signed."""
+
+
+_ref_decoder = msgspec.msgpack.Decoder(RefBody)
+_signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
+
+
+def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
+    """Return the ref's file; signed if the guard has a signing key."""
+    if guard is None or not guard.signs:
+        return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
+    signature = guard.sign(epoch_message(store_id, epoch, root))
+    body = SignedRefBody(epoch=epoch, root=root, store=store_id, signature=signature)
+    return seal(REF_KIND, canonical.encode(body), version=_SIGNED_REF_VERSION)
+
+
+def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
+    """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
+        UnsignedRefError: the ref is not signed as the guard demands.
+    """
+    path = ref_path(epoch)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
+    body = unseal(REF_KIND, data, path=path, epoch=epoch, versions=(1, _SIGNED_REF_VERSION))
+    with decoding(path, epoch):
+        ref = _decode_ref(body)
+    if ref.epoch != epoch:
+        raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
+    check_store(ref.store, path, store_id, epoch=epoch)
+    if not is_root(ref.root):
+        raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
+    _check_signature(ref, path, guard)
+    return ref.root
+
+
+def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
+    try:
+        return _ref_decoder.decode(body)
+    except msgspec.ValidationError:
+        return _signed_ref_decoder.decode(body)
+
+
+def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
+    if guard is None or not guard.verifies:
+        return
+    if isinstance(ref, RefBody):
+        raise UnsignedRefError(
+            f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it"
+        )
+    if not guard.verify(epoch_message(ref.store, ref.epoch, ref.root), ref.signature):
+        raise UnsignedRefError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")

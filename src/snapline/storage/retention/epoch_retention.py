@@ -53,7 +53,7 @@ from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.store.manifest import Manifest, list_generations, read_manifest, read_ref
+from snapline.storage.packs.manifest import Manifest, list_generations, read_manifest, read_ref
 
 Notes = dict[str, tuple[int, frozenset[str]]]
 """Path of a manifest → its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps

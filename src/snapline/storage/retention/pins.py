@@ -48,7 +48,7 @@ from snapline.ids import check_id
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.store.manifest import read_ref
+from snapline.storage.packs.manifest import read_ref
 from snapline.storage.timestamps import instant
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"

@@ -20,11 +20,11 @@ from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.compaction import other_generations
+from snapline.storage.packs.manifest import AgentLine, Manifest, read_manifest, read_ref
 from snapline.storage.packs.pack import BlobEntry, PackBlob, PackReference
 from snapline.storage.retention import pins
 from snapline.storage.store import verify
 from snapline.storage.store.log_marks import LogMark, read_marks
-from snapline.storage.store.manifest import AgentLine, Manifest, read_manifest, read_ref
 from snapline.storage.store.verify import Verification
 
 _Result = TypeVar("_Result")

@@ -60,6 +60,15 @@ from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.checkpoint_packs import Gathered, gather, key_of_pack
 from snapline.storage.packs.compaction import read_newest
+from snapline.storage.packs.manifest import (
+    Manifest,
+    UnsignedRefError,
+    encode_manifest,
+    encode_ref,
+    find_generation,
+    read_manifest,
+    read_ref,
+)
 from snapline.storage.packs.pack import (
     KIND_CHECKPOINT,
     PLAIN_KEYRING,
@@ -72,15 +81,6 @@ from snapline.storage.packs.pack import (
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
 from snapline.storage.store.log_marks import LogMark, add_mark
-from snapline.storage.store.manifest import (
-    Manifest,
-    UnsignedRefError,
-    encode_manifest,
-    encode_ref,
-    find_generation,
-    read_manifest,
-    read_ref,
-)
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 

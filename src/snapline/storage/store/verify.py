@@ -51,6 +51,7 @@ from snapline.storage.outputs.output_record import (
 )
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of
+from snapline.storage.packs.manifest import Manifest, find_generation, read_manifest, read_ref
 from snapline.storage.packs.pack import (
     KIND_CHECKPOINT,
     PLAIN_KEYRING,
@@ -64,7 +65,6 @@ from snapline.storage.packs.pack import (
 )
 from snapline.storage.retention import pins
 from snapline.storage.store import log_marks
-from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref
 
 LISTINGS_OF_LOGS = 3
 """Number of listings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""

@@ -45,7 +45,7 @@ from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.keys.key_files import Keys, keys_from_environment
-from snapline.storage.store.manifest import find_generation
+from snapline.storage.packs.manifest import find_generation
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
 

@@ -36,8 +36,8 @@ from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, check_no_s
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.packs.pack import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob, PackReference
-from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.protection import make_guard
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import (

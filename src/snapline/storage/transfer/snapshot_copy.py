@@ -63,6 +63,16 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import keyring_of
+from snapline.storage.packs.manifest import (
+    AgentLine,
+    ChunkPlace,
+    Manifest,
+    Metadata,
+    chunk_place,
+    encode_manifest,
+    find_generation,
+    list_generations,
+)
 from snapline.storage.packs.pack import (
     CODEC_LZ4,
     KIND_CHECKPOINT,
@@ -75,16 +85,6 @@ from snapline.storage.packs.pack import (
     decode_blob,
     end_of,
     read_index,
-)
-from snapline.storage.store.manifest import (
-    AgentLine,
-    ChunkPlace,
-    Manifest,
-    Metadata,
-    chunk_place,
-    encode_manifest,
-    find_generation,
-    list_generations,
 )
 from snapline.storage.store.store import Holds, Store
 
