@@ -17,9 +17,9 @@ from snapline.sim.faults.fault_kinds import (
     ResetFault,
     SlowFault,
 )
-from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
-from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
+from snapline.sim.mutants import clients, host_mutants, inputs, outputs, recovery_mutants
 from snapline.sim.mutants.log_catalogue import LOG_MUTANTS
+from snapline.sim.mutants.recovery_mutants import LETTER_MUTANTS
 from snapline.sim.mutants.registry import Mutant, check_replaceable, template, unchecked
 from snapline.sim.mutants.registry import crash_at as _crash
 from snapline.sim.mutants.turn_mutants import EFFECT_MUTANTS, TURN_MUTANTS
@@ -86,7 +86,7 @@ DAMAGED_EPOCHS = [
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
         text="an agent that owes a record handles one more message first",
-        patches=hosts.deliver_before_record,
+        patches=host_mutants.deliver_before_record,
         scenario=template(CHANDY, patterns=BUSY, faults=[SLOW_HOSTS]),
         oracle="orphan",
         seed=5,
@@ -94,7 +94,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "marker-after-next-sends": Mutant(
         text="markers leave 30 ms after the records, behind what was sent meanwhile, and stamps are not heeded",
-        patches=hosts.marker_late,
+        patches=host_mutants.marker_late,
         scenario=template(fleet=TOKENS, faults=[SLOW_COORDINATOR_TO_H2]),
         oracle="orphan",
         seed=0,
@@ -102,7 +102,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "channel-state-dropped": Mutant(
         text="channel states are stored empty",
-        patches=hosts.channel_state_dropped,
+        patches=host_mutants.channel_state_dropped,
         scenario=template(CHANDY),
         oracle="channel-state",
         seed=0,
@@ -110,7 +110,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "channel-state-past-marker": Mutant(
         text="messages that came behind the marker are kept in the channel state",
-        patches=hosts.channel_state_past_marker,
+        patches=host_mutants.channel_state_past_marker,
         scenario=template(CHANDY),
         oracle="channel-state",
         seed=8,
@@ -118,7 +118,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "channel-state-doubled": Mutant(
         text="the last message of a channel state is stored twice",
-        patches=hosts.channel_state_doubled,
+        patches=host_mutants.channel_state_doubled,
         scenario=template(CHANDY),
         oracle="channel-state",
         seed=0,
@@ -126,7 +126,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "markers-not-awaited": Mutant(
         text="a host's part is closed without the markers of the others",
-        patches=hosts.markers_not_awaited,
+        patches=host_mutants.markers_not_awaited,
         scenario=template(CHANDY),
         oracle="channel-state",
         seed=0,
@@ -134,91 +134,91 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "state-one-turn-old": Mutant(
         text="the image is that of the capture before",
-        patches=hosts.state_one_capture_old,
+        patches=host_mutants.state_one_capture_old,
         scenario=template(CHANDY),
         oracle="workload",
         seed=0,
     ),
     "outbox-lost": Mutant(
         text="a restore forgets the outbox",
-        patches=hosts.outbox_lost,
+        patches=host_mutants.outbox_lost,
         scenario=template(CHANDY, patterns=("spawning",), faults=_crash(*CRASHES)),
         oracle="channel-state",
         seed=13,
     ),
     "in-transit-lost": Mutant(
         text="a restore counts messages in transit as received",
-        patches=hosts.in_transit_lost,
+        patches=host_mutants.in_transit_lost,
         scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
         oracle="exactly-once",
         seed=3,
     ),
     "timers-lost": Mutant(
         text="a restore forgets timers",
-        patches=hosts.timers_lost,
+        patches=host_mutants.timers_lost,
         scenario=template(CHANDY, patterns=("bursts", "skewed", "request-reply"), faults=_crash(*CRASHES)),
         oracle="workload",
         seed=0,
     ),
     "turns-survive": Mutant(
         text="a plan leaves the agents' old objects in place",
-        patches=hosts.objects_survive,
+        patches=host_mutants.objects_survive,
         scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
         oracle="workload",
         seed=0,
     ),
     "no-dedupe-after-reset": Mutant(
         text="a link sends again what had arrived, and takes it",
-        patches=links.no_dedupe,
+        patches=host_mutants.no_dedupe,
         scenario=template(CHANDY, patterns=BUSY, faults=[RESETS]),
         oracle="exactly-once",
         seed=1,
     ),
     "no-resend-after-reset": Mutant(
         text="a link does not send again what was under way when its stream broke, and gaps are taken",
-        patches=links.no_resend,
+        patches=host_mutants.no_resend,
         scenario=template(CHANDY, patterns=BUSY, faults=[RESETS]),
         oracle="exactly-once",
         seed=1,
     ),
     "bcs-never-forces": Mutant(
         text="bcs forces no checkpoint",
-        patches=rules.bcs_never_forces,
+        patches=recovery_mutants.bcs_never_forces,
         scenario=template("bcs"),
         oracle="useless",
         seed=3,
     ),
     "hmnr-without-clocks": Mutant(
         text="hmnr without its first condition",
-        patches=rules.hmnr_without_clocks,
+        patches=recovery_mutants.hmnr_without_clocks,
         scenario=template("hmnr"),
         oracle="useless",
         seed=38,
     ),
     "hmnr-without-cycles": Mutant(
         text="hmnr without its second condition",
-        patches=rules.hmnr_without_cycles,
+        patches=recovery_mutants.hmnr_without_cycles,
         scenario=template("hmnr"),
         oracle="useless",
         seed=6,
     ),
     "fdas-never-forces": Mutant(
         text="fdas forces no checkpoint",
-        patches=rules.fdas_never_forces,
+        patches=recovery_mutants.fdas_never_forces,
         scenario=template("fdas"),
         oracle="tracking",
         seed=13,
     ),
     "failed-agent-goes-on": Mutant(
         text="the turn behind a forced checkpoint that could not be taken counts, and its sends leave",
-        patches=hosts.failed_agent_goes_on,
+        patches=host_mutants.failed_agent_goes_on,
         scenario=template("cbr", patterns=BUSY, faults=UNSAVABLE),
         oracle="failed",
         seed=15,
     ),
     "log-starts-late": Mutant(
         text="a sender log lacks its first message, and nobody counts it",
-        patches=rules.log_starts_late,
+        patches=recovery_mutants.log_starts_late,
         scenario=template(*AUTONOMOUS),
         oracle="channel-state",
         seed=28,
@@ -226,7 +226,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "line-too-new": Mutant(
         text="the line is the newest checkpoint of everybody",
-        patches=recoveries.line_too_new,
+        patches=recovery_mutants.line_too_new,
         scenario=template(*AUTONOMOUS),
         oracle="orphan",
         seed=19,
@@ -234,14 +234,14 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "line-too-old": Mutant(
         text="the line is the one before the last checkpoints",
-        patches=recoveries.line_too_old,
+        patches=recovery_mutants.line_too_old,
         scenario=template(*AUTONOMOUS, patterns=BUSY),
         oracle="line",
         seed=6,
     ),
     "older-plan-accepted": Mutant(
         text="checkpoints of older plans are taken for those of the present one",
-        patches=recoveries.older_plan_accepted,
+        patches=recovery_mutants.older_plan_accepted,
         scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*_crash(*CRASHES), SLOW_NETWORK]),
         oracle="incarnation",
         seed=2,
@@ -249,35 +249,35 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "plan-from-older-epoch": Mutant(
         text="a plan starts from the newest epoch but one",
-        patches=recoveries.plan_from_older_epoch,
+        patches=recovery_mutants.plan_from_older_epoch,
         scenario=template(CHANDY, faults=_crash(*CRASHES)),
         oracle="outcome",
         seed=0,
     ),
     "freeze-not-awaited": Mutant(
         text="the line of a recovery is taken before the hosts that live have frozen",
-        patches=recoveries.freeze_not_awaited,
+        patches=recovery_mutants.freeze_not_awaited,
         scenario=template(*AUTONOMOUS, patterns=BUSY, faults=_crash(*CRASHES)),
         oracle="line",
         seed=11,
     ),
     "members-never-unborn": Mutant(
         text="a recovery forgets members of its line that are unborn there, and their creation is refused",
-        patches=recoveries.members_never_unborn,
+        patches=recovery_mutants.members_never_unborn,
         scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*_crash(*CRASHES), SLOW_ANSWERS]),
         oracle="refused",
         seed=48,
     ),
     "stops-too-early": Mutant(
         text="a fleet ends at its first complete cut, whatever its stop_when says",
-        patches=hosts.stops_too_early,
+        patches=host_mutants.stops_too_early,
         scenario=template(patterns=("orders",)),
         oracle="stop",
         seed=1,
     ),
     "part-of-a-host-missing": Mutant(
         text="an epoch is complete without one host's part",
-        patches=recoveries.part_missing,
+        patches=recovery_mutants.part_missing,
         scenario=template(CHANDY),
         oracle="channel-state",
         seed=0,
@@ -285,35 +285,35 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "complete-before-durable": Mutant(
         text="nothing is synced to the disk",
-        patches=stores.nothing_synced,
+        patches=host_mutants.nothing_synced,
         scenario=template(CHANDY, faults=_power_cut(*CRASHES)),
         oracle="durable",
         seed=0,
     ),
     "ref-before-decision": Mutant(
         text="an epoch's ref is written before it is decided",
-        patches=recoveries.ref_before_decision,
+        patches=recovery_mutants.ref_before_decision,
         scenario=template(CHANDY),
         oracle="outcome",
         seed=3,
     ),
     "newest-epoch-deleted": Mutant(
         text="the sweep deletes the newest epoch too",
-        patches=stores.newest_epoch_deleted,
+        patches=host_mutants.newest_epoch_deleted,
         scenario=template(CHANDY),
         oracle="garbage",
         seed=0,
     ),
     "needed-pack-deleted": Mutant(
         text="checkpoints that a line needs are deleted",
-        patches=stores.needed_pack_deleted,
+        patches=host_mutants.needed_pack_deleted,
         scenario=template(*AUTONOMOUS),
         oracle="garbage",
         seed=19,
     ),
     "damage-unnoticed": Mutant(
         text="digests are not compared",
-        patches=stores.damage_unnoticed,
+        patches=host_mutants.damage_unnoticed,
         scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, ALL_HOSTS_CRASH]),
         oracle="restored",
         seed=2,
@@ -473,7 +473,7 @@ MUTANTS: dict[str, Mutant] = {
         seed=0,
     ),
     **LETTER_MUTANTS,
-    **going_back.MUTANTS,
+    **recovery_mutants.MUTANTS,
 }
 
 

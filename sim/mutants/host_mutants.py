@@ -1,4 +1,9 @@
-"""Seeded bugs of hosts and the epoch-stamped protocol."""
+"""Seeded bugs of hosts and the epoch-stamped protocol.
+
+Seeded bugs of links.
+
+Seeded bugs of the store.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +19,17 @@ from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
+from snapline.channels.frame import Items
+from snapline.channels.incoming import IncomingOrder
+from snapline.channels.link_events import Command
+from snapline.channels.order import OutgoingOrder
+from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.messages.host_messages import StopEvaluated
 from snapline.protocols.epoch_stamped import EpochRecording, EpochStampedCore, RecordedPart, WaitingMessage
+from snapline.sim.world.disk import NodeDisk
 from snapline.sim.world.product_patches import Patch
+from snapline.storage.disk import record
+from snapline.storage.packs import pack
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
@@ -203,3 +216,71 @@ def failed_agent_goes_on() -> list[Patch]:
         agent.is_failed = True
 
     return [(TurnEnds, "on_turn_ended", on_turn_ended)]
+
+
+def no_dedupe() -> list[Patch]:
+    """Disable deduplication at both ends: the sender ignores the Hello's received count, and the receiver does not skip."""
+    take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
+
+    def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:
+        if first_number <= self.received and self.opened.issuperset(items.channel):
+            first_number = self.received + 1
+        return take_original(self, first_number, items)
+
+    def rewind(self: OutgoingOrder, received: int) -> None:
+        rewind_original(self, self.acked)
+
+    return [(IncomingOrder, "take", take), (OutgoingOrder, "rewind", rewind)]
+
+
+def no_resend() -> list[Patch]:
+    take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
+
+    def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:
+        return take_original(self, min(first_number, self.received + 1), items)
+
+    def rewind(self: OutgoingOrder, received: int) -> None:
+        rewind_original(self, self.written)
+
+    return [(IncomingOrder, "take", take), (OutgoingOrder, "rewind", rewind)]
+
+
+def nothing_synced() -> list[Patch]:
+    """Skip all syncs of the disk."""
+    return [(NodeDisk, "sync_data", lambda *_: None), (NodeDisk, "sync_directory", lambda *_: None)]
+
+
+def newest_epoch_deleted() -> list[Patch]:
+    original = StoreKeeper.delete
+
+    def delete(self: StoreKeeper, command: Any) -> None:
+        original(self, command)
+        newest = self._store.epochs()[-1:]
+        for epoch in newest:
+            self._store.delete_epoch(epoch)
+
+    return [(StoreKeeper, "delete", delete)]
+
+
+def needed_pack_deleted() -> list[Patch]:
+    original = StoreKeeper.delete_checkpoints
+
+    def delete_checkpoints(self: StoreKeeper, command: Any) -> None:
+        original(self, command)
+        self._store.delete_checkpoints(self._store.checkpoint_packs()[-1:])
+
+    return [(StoreKeeper, "delete_checkpoints", delete_checkpoints)]
+
+
+def damage_unnoticed() -> list[Patch]:
+    """Make all digests equal."""
+    same = bytes(32)
+
+    def digest_of(data: object) -> bytes:
+        return same
+
+    patches: list[Patch] = [(record, "digest_of", digest_of)]
+    for module in (pack, pack):
+        if "digest_of" in vars(module):
+            patches.append((module, "digest_of", digest_of))
+    return patches
