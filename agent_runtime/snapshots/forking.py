@@ -39,7 +39,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.capture.saved_value_formats import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.log_record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn

@@ -9,8 +9,7 @@ import pytest
 
 from snapline.storage import conformance
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, LocalDisk
-from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk, open_disk
 from snapline.storage.disk.record import Buffer
 
 obstore_store = pytest.importorskip("obstore.store")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError
-from snapline.storage.disk import opening, store_files
+from snapline.storage.disk import object_disk, store_files
 from snapline.storage.disk.local_disk import DirectoryEntry, write_once
-from snapline.storage.disk.object_disk import CONFLICTS_MAX, DiskCapabilities, ObjectDisk, translating
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import CONFLICTS_MAX, DiskCapabilities, ObjectDisk, open_disk, translating
 
 obstore = pytest.importorskip("obstore")
 PACK = b"0123456789" * 100
@@ -29,8 +28,8 @@ def fake() -> FakeS3:
 @pytest.fixture
 def disk(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectDisk]:
     """A disk on the fake, after its probe. Nobody waits between retries."""
-    monkeypatch.setattr(opening, "_PAUSE_FIRST_S", 0.001)
-    monkeypatch.setattr(opening, "_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(object_disk, "_PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(object_disk, "_PAUSE_MAX_S", 0.001)
     with fake_s3(fake) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)

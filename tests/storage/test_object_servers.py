@@ -16,9 +16,8 @@ from tests.storage.object_servers import (
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage import conformance
-from snapline.storage.disk import opening
-from snapline.storage.disk.object_disk import ObjectDisk
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk import object_disk
+from snapline.storage.disk.object_disk import ObjectDisk, open_disk
 from snapline.storage.disk.store_files import OpenedDisk
 from snapline.storage.store.store import Store
 
@@ -83,7 +82,7 @@ def test_an_emptied_prefix_is_a_store_that_is_away(radosgw: None) -> None:
     url = f"s3://{BUCKET}/away"
     store = Store.create(url)
     write_epoch(store, 1)
-    objects = opening._object_store("s3", url)
+    objects = object_disk._object_store("s3", url)
     names = [meta["path"] for page in obstore.list(objects) for meta in page]
     kept = {name: bytes(obstore.get(objects, name).bytes()) for name in names}
     obstore.delete(objects, names)
@@ -105,7 +104,7 @@ def test_an_emptied_prefix_is_a_store_that_is_away(radosgw: None) -> None:
 
 
 def test_a_missing_bucket_is_a_store_that_is_away(radosgw: None) -> None:
-    disk = ObjectDisk(opening._object_store("s3", "s3://no-such-bucket/x"), "s3://no-such-bucket/x")
+    disk = ObjectDisk(object_disk._object_store("s3", "s3://no-such-bucket/x"), "s3://no-such-bucket/x")
     store = Store(OpenedDisk(disk, "0" * 32), "0" * 32)
     calls: list[Callable[[], object]] = [store.epochs, lambda: store.read_ref(1), store.read_logs, store.write_probe]
     for call in calls:

@@ -11,10 +11,9 @@ from tests.storage.making import check_epoch_restores, write_epoch
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.disk import layout, object_disk, opening
+from snapline.storage.disk import layout, object_disk
 from snapline.storage.disk.local_disk import LocalDisk
-from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk, open_disk
 from snapline.storage.store.store import Store
 
 pytest.importorskip("obstore")
@@ -25,8 +24,8 @@ IDENTITY = "pre/snapline-store"
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
     """A server that `URL` reaches. Nobody waits between retries."""
-    monkeypatch.setattr(opening, "_PAUSE_FIRST_S", 0.001)
-    monkeypatch.setattr(opening, "_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(object_disk, "_PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(object_disk, "_PAUSE_MAX_S", 0.001)
     fake = FakeS3()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -60,7 +59,7 @@ def test_memory_names_the_same_objects_in_one_process() -> None:
 
 
 def test_memory_stores_without_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MEMORY_STORES_MAX", 0)
+    monkeypatch.setattr(object_disk, "MEMORY_STORES_MAX", 0)
     with pytest.raises(UsageError, match="use a name again"):
         open_disk("memory://test-opening/three")
 
@@ -107,16 +106,19 @@ def test_what_obstore_cannot_use_is_misuse(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_all_requests_of_one_call_end_within_a_minute() -> None:
     """The last retry begins before RETRY_S, after a pause, and takes a request's time at most."""
-    assert opening.RETRY_S + opening._PAUSE_MAX_S + opening.REQUEST_TIMEOUT_S + opening.CONNECT_TIMEOUT_S <= 60
+    assert (
+        object_disk.RETRY_S + object_disk._PAUSE_MAX_S + object_disk.REQUEST_TIMEOUT_S + object_disk.CONNECT_TIMEOUT_S
+        <= 60
+    )
 
 
 def test_options_of_the_client_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opening._client_options("AWS") == {"connect_timeout": "5s", "timeout": "40s"}
+    assert object_disk._client_options("AWS") == {"connect_timeout": "5s", "timeout": "40s"}
     monkeypatch.setenv("AWS_ALLOW_HTTP", "True")
     monkeypatch.setenv("AWS_TIMEOUT", "300s")
     monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "0")
     options = {"allow_http": True, "allow_invalid_certificates": False, "connect_timeout": "5s", "timeout": "300s"}
-    assert opening._client_options("AWS") == options
+    assert object_disk._client_options("AWS") == options
 
 
 # -- the probe ---------------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def test_a_server_that_refuses_the_condition_is_refused(fake: FakeS3) -> None:
 
 def test_a_server_that_fails_for_a_moment_is_not_taken_for_one_that_overwrites(fake: FakeS3) -> None:
     """The refusal is for good, so it needs proof."""
-    fake.faults = [("PUT", "500")] * (opening.RETRIES_MAX + 1)
+    fake.faults = [("PUT", "500")] * (object_disk.RETRIES_MAX + 1)
     assert open_object_disk().abilities == DiskCapabilities()
     fake.faults = [("PUT", "400")]
     assert open_object_disk().abilities == DiskCapabilities()
@@ -170,7 +172,7 @@ def test_a_server_that_says_no_and_overwrites_is_refused(fake: FakeS3, monkeypat
             fake.objects[f"pre/{path}"] = pieces[0]
         put(store, path, pieces)  # type: ignore[arg-type]  # obstore's store, passed on
 
-    monkeypatch.setattr(opening, "put_new", lying_put)
+    monkeypatch.setattr(object_disk, "put_new", lying_put)
     with pytest.raises(UsageError, match="overwrites"):
         open_disk(URL)
 
@@ -196,7 +198,7 @@ def test_a_lost_answer_to_the_first_put_misleads_nobody(fake: FakeS3) -> None:
 
 
 def test_a_server_that_loses_bytes_is_refused(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "get_whole", lambda store, path: b"something else")
+    monkeypatch.setattr(object_disk, "get_whole", lambda store, path: b"something else")
     with pytest.raises(StoreError, match="never written"):
         open_disk(URL)
     assert fake.objects == {}

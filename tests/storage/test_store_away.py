@@ -23,7 +23,7 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
-from snapline.storage.disk import object_disk, opening
+from snapline.storage.disk import object_disk
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.log_record import LogName
@@ -93,7 +93,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield Folder(tmp_path)
         return
     pytest.importorskip("obstore")
-    for module, name in ((opening, "_PAUSE_FIRST_S"), (opening, "_PAUSE_MAX_S"), (object_disk, "_CONFLICT_PAUSE_S")):
+    for module, name in (
+        (object_disk, "_PAUSE_FIRST_S"),
+        (object_disk, "_PAUSE_MAX_S"),
+        (object_disk, "_CONFLICT_PAUSE_S"),
+    ):
         monkeypatch.setattr(module, name, 0.001)
     fake = FakeS3()
     with fake_s3(fake) as environment:

@@ -130,7 +130,7 @@ def _store(location: str) -> Iterator[DoctorFinding]:
     import statistics
 
     from snapline.storage.disk.local_disk import creates_only
-    from snapline.storage.disk.opening import open_disk
+    from snapline.storage.disk.object_disk import open_disk
     from snapline.storage.keys.key_files import keys_from_environment
     from snapline.storage.store.store import Store
 

@@ -121,7 +121,7 @@ def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
 def _open_disk(location: str) -> "Disk":
     """Open only the disk: opening the store would need the keys in question."""
     from snapline.storage.disk import layout
-    from snapline.storage.disk.opening import open_disk
+    from snapline.storage.disk.object_disk import open_disk
 
     disk = open_disk(location)
     try:

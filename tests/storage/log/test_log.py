@@ -11,7 +11,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.storage.disk.local_disk import Disk, LocalDisk
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.log.log_record import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput, LogName, parse_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.store import Store

@@ -15,8 +15,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline import failpoints
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
-from snapline.storage.disk.object_disk import ObjectDisk
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import ObjectDisk, open_disk
 from snapline.storage.keys.key_files import NO_KEYS
 from snapline.storage.object_streams import object_stream as object_stream_module
 from snapline.storage.object_streams import segments as segments_module

@@ -41,7 +41,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
-from snapline.storage.disk.opening import open_disk
+from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.disk.store_files import OpenedDisk, exists, initialize_store, missing_store_error
 from snapline.storage.keys import key_records
