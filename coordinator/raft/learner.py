@@ -5,7 +5,7 @@ to elect a candidate that lacks an entry committed with its help. Members are st
 disk from the first start of a new cluster.
 
 Detection. Every log has a random id. Before a log votes for the first time, it is *marked* outside its folder, in the store
-(`storage/store/log_marks.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
+(`storage/disk/store_files.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
 lost its log, and starts as a *learner*. An old disk that returns after its successor voted is refused.
 
 Learning. A learner takes entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other replicas it
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from snapline.coordinator.raft.journal import ForeignLogError, SqliteJournal
-from snapline.storage.store.log_marks import LogMark
+from snapline.storage.disk.store_files import LogMark
 
 LEARNER_REQUEST = 4
 """First byte of a learner's request entry; the library's own kinds end at 3."""

@@ -56,7 +56,7 @@ from snapline.coordinator.raft.pysyncobj_hooks import (
 )
 from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX, RaftNode
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
-from snapline.storage.store.log_marks import LogMark
+from snapline.storage.disk.store_files import LogMark
 
 
 class Machine(Protocol):

@@ -61,8 +61,8 @@ from snapline.errors import DamagedDataError, ExternalFailureError, LogError, No
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import CHECKPOINTS, manifest_path, parse_pack_path
 from snapline.storage.disk.record import canonical, seal, unseal
+from snapline.storage.disk.store_files import LogMark
 from snapline.storage.packs.manifest import Manifest
-from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000

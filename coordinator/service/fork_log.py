@@ -25,9 +25,8 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
-from snapline.storage.disk.store_files import ForkRecord
+from snapline.storage.disk.store_files import ForkRecord, LogMark
 from snapline.storage.packs.manifest import Manifest
-from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 
 FORK_SCRATCH_FOLDER = "founding"

@@ -22,9 +22,9 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError
 from snapline.messages import host_messages as msg
 from snapline.storage.disk.object_disk import open_disk
+from snapline.storage.disk.store_files import LogMark
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.forking import ForkOrder, write_fork
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.store import log_marks
-from snapline.storage.store.log_marks import LogMark, parse_mark_path
+from snapline.storage.disk import store_files
+from snapline.storage.disk.store_files import LogMark, parse_mark_path
 from snapline.storage.store.store import Store
 
 FIRST, SECOND = LogMark("a" * 32, True), LogMark("b" * 32, False)
@@ -28,7 +28,7 @@ def test_the_newest_mark_of_each_replica_comes_last(tmp_path: Path) -> None:
 def test_two_processes_of_one_replica_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.create(tmp_path / "store")
     store.add_log_mark("c1", FIRST)
-    monkeypatch.setattr(log_marks, "_paths", lambda _: [])
+    monkeypatch.setattr(store_files, "_paths", lambda _: [])
     store.add_log_mark("c1", FIRST)
     with pytest.raises(StoreError, match="two processes run as replica c1"):
         store.add_log_mark("c1", SECOND)

@@ -1,6 +1,6 @@
 """Marks of logs that outlive the replicas of a test, as the store's do."""
 
-from snapline.storage.store.log_marks import LogMark
+from snapline.storage.disk.store_files import LogMark
 
 
 class Marks:

@@ -9,7 +9,7 @@ from tests.coordinator.raft.test_fuzz import CountsWhileLearning, NobodyAsked, T
 
 from snapline.coordinator.raft.learner import is_majority_lost, judge
 from snapline.errors import LogError
-from snapline.storage.store.log_marks import LogMark
+from snapline.storage.disk.store_files import LogMark
 
 OLD, NEW = "old", "new"
 

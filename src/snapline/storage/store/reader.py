@@ -11,7 +11,7 @@ from snapline.storage.capture.decoder import PartReader
 from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
-from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, exists, read_fork
+from snapline.storage.disk.store_files import ForkRecord, LogMark, OpenedDisk, exists, read_fork, read_marks
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.log_files import LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
@@ -24,7 +24,6 @@ from snapline.storage.packs.manifest import AgentLine, Manifest, read_manifest, 
 from snapline.storage.packs.pack import BlobEntry, PackBlob, PackReference
 from snapline.storage.retention import pins
 from snapline.storage.store import verify
-from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.verify import Verification
 
 _Result = TypeVar("_Result")

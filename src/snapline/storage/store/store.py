@@ -43,7 +43,14 @@ from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.disk.record import Buffer, digest_of
-from snapline.storage.disk.store_files import OpenedDisk, exists, initialize_store, missing_store_error
+from snapline.storage.disk.store_files import (
+    LogMark,
+    OpenedDisk,
+    add_mark,
+    exists,
+    initialize_store,
+    missing_store_error,
+)
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
@@ -80,7 +87,6 @@ from snapline.storage.packs.pack import (
 )
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
-from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 

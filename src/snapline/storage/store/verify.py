@@ -64,7 +64,6 @@ from snapline.storage.packs.pack import (
     read_index,
 )
 from snapline.storage.retention import pins
-from snapline.storage.store import log_marks
 
 LISTINGS_OF_LOGS = 3
 """Number of listings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
@@ -404,12 +403,12 @@ class _Verifier:
             )
 
     def _check_mark(self, path: str) -> None:
-        if log_marks.parse_mark_path(path) is None:
+        if store_files.parse_mark_path(path) is None:
             self._note_unknown(path)
             return
         with self._noting(path, None):
             self._note_checked(path, None)
-            log_marks.read_mark(self._disk, path, self._store_id)
+            store_files.read_mark(self._disk, path, self._store_id)
 
     def _check_hold(self, path: str) -> None:
         with self._noting(path, None):
