@@ -5,7 +5,7 @@ order, before the next event. Messages between coordinator and host are defined 
 unchanged.
 
 The file begins with the events and commands of every fleet. Sections follow for durable turns, for observers that watch messages (`is_watched`), for
-the host's log, for dead letters, and for users' views of agents.
+the host's log, for dead letters, for users' views of agents, and for sends that do not come from a turn.
 """
 
 from collections.abc import Mapping
@@ -520,6 +520,9 @@ class Note(Command, frozen=True, gc=False):
     fields: Mapping[str, object] = {}
 
 
+# ---- durable turns --------------------------------------------------------------------------------------------------
+
+
 class RunStep(Command, frozen=True, gc=False):
     """Run the step of that name at which the agent's turn waits; `place`: its number in the journal, from 0."""
 
@@ -563,6 +566,9 @@ class StepEnded(Event, frozen=True, gc=False):
     late_s: float = 0.0
 
 
+# ---- for observers --------------------------------------------------------------------------------------------------
+
+
 class LoggedMessageSent(Command, frozen=True, gc=False):
     """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
 
@@ -599,6 +605,9 @@ class MessageConsumedInTurn(Command, frozen=True, gc=False):
     is_stashed: bool
 
 
+# ---- the host's log -------------------------------------------------------------------------------------------------
+
+
 class AppendBatch(Command, frozen=True, gc=False):
     """Make the next batch of this host's log durable, trying until its outcome is known. The answer is BatchAppended or LogSealed.
 
@@ -633,6 +642,9 @@ class LogStatusChanged(Event, frozen=True, gc=False):
     problem: str
 
 
+# ---- dead letters ---------------------------------------------------------------------------------------------------
+
+
 class MessageDeadLettered(Command, frozen=True, gc=False):
     """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect. `what`: kind of the turn."""
 
@@ -651,6 +663,9 @@ class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
     payload: bytes
     error: str
     is_refused_creation: bool = False
+
+
+# ---- views of agents ------------------------------------------------------------------------------------------------
 
 
 class ViewRequested(Event, frozen=True, gc=False):
@@ -767,6 +782,9 @@ class AnswerWaiting(Command, frozen=True, gc=False):
     request: int
     agents: tuple[AgentView, ...]
     more: int = 0
+
+
+# ---- sends from outside of turns ------------------------------------------------------------------------------------
 
 
 class ExternalSends(Event, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
 from snapline.agent_runtime.sagas import undo_payload
-from snapline.messages import client_requests as input_messages
+from snapline.messages import client_requests
 from snapline.messages.agent_commands import (
     COMMAND_PREFIX,
     DROP,
@@ -290,7 +290,7 @@ def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | N
     if effects.needs_people:
         return None
     if effects.is_in_doubt and not turn.is_live and not turn.problem:
-        return InputOutcome(input_messages.RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
+        return InputOutcome(client_requests.RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
     return InputOutcome(
         REFUSED,
         reason=f"effect {command.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
