@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from snapline.client import client_events as ev
+from snapline.client import client_events
 from snapline.client.core import ClientCore, OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
@@ -18,7 +18,7 @@ def retry_counted_as_accepted() -> list[Patch]:
     """Count an input as accepted although the host has asked for a retry."""
     original = ClientCore._on_request_answered
 
-    def on_request_answered(self: ClientCore, event: ev.RequestAnswered) -> None:
+    def on_request_answered(self: ClientCore, event: client_events.RequestAnswered) -> None:
         outcomes = [InputOutcome(ACCEPTED, 1) if each.status == RETRY else each for each in event.outcomes]
         original(self, replace(event, outcomes=tuple(outcomes)))
 
@@ -30,7 +30,7 @@ def unanswered_requests_ignored() -> list[Patch]:
 
     def end(self: ClientCore, entry: Entry, ending: str, reason: str) -> None:
         self._over(entry)
-        self._out.append(ev.FinishSend(entry.send, ending, reason))
+        self._out.append(client_events.FinishSend(entry.send, ending, reason))
 
     return [(ClientCore, "_end", end)]
 
@@ -58,7 +58,9 @@ def answered_upon_retry() -> list[Patch]:
     """Take a pending answer for the answer of a turn that has ended without a reply."""
     original = OpenAsks.on_answer_heard
 
-    def on_answer_heard(self: OpenAsks, event: ev.AnswerHeard, now_ns: int) -> Iterable[ev.Command]:
+    def on_answer_heard(
+        self: OpenAsks, event: client_events.AnswerHeard, now_ns: int
+    ) -> Iterable[client_events.Command]:
         outcome = event.outcome
         status = REPLIED if outcome.status == RETRY else outcome.status
         return original(self, replace(event, outcome=replace(outcome, status=status)), now_ns)

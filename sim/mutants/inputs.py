@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from snapline.agent_runtime.host import driver, epoch_files
-from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host import host_events
 from snapline.agent_runtime.host.agent_io import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs, ReplyWaiters
@@ -39,7 +39,7 @@ def acknowledged_early() -> list[Patch]:
 def not_sealed() -> list[Patch]:
     """Read the logs of earlier plans without sealing them, so that their hosts may continue to write."""
 
-    def read_unsealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
+    def read_unsealed(store: Store, command: host_events.LoadAgents, agents: Any) -> Any:
         return epoch_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
 
     return [(driver, "read_logs", read_unsealed)]
@@ -61,7 +61,7 @@ class _Unsealed:
 def present_sealed() -> list[Patch]:
     """Seal all logs when a host starts a plan, even those of the plan itself. Hosts that write to them then accept no inputs."""
 
-    def read_all_sealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
+    def read_all_sealed(store: Store, command: host_events.LoadAgents, agents: Any) -> Any:
         for log in store.read_logs():
             store.seal_log(log)
         return epoch_files.read_logs(store, command, agents)
