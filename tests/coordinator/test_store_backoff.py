@@ -6,10 +6,9 @@ import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.epochs.store_watch import DEGRADED, OK, StoreCondition
+from snapline.coordinator.leader.epochs.store_watch import DEGRADED, FAILURES_TO_OPEN, OK, PROBE_NS_MAX, StoreCondition
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
-from snapline.storage.store.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
 
 HOSTS = ("h1", "h2")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.storage.store import breaker as module
-from snapline.storage.store.breaker import FAILURES_TO_OPEN, PROBE_NS, PROBE_NS_MAX, Breaker
+from snapline.coordinator.leader.epochs import store_watch as module
+from snapline.coordinator.leader.epochs.store_watch import FAILURES_TO_OPEN, PROBE_NS, PROBE_NS_MAX, Breaker
 
 START = 1_000 * PROBE_NS
 
