@@ -30,6 +30,8 @@ from typing import Any
 from benchmarks.snapshot import cpu_s
 from tests.view.simulated import SimulatedFleet
 
+from snapline.messages.status import FleetStatus
+
 Page = Any  # playwright is optional
 
 ROWS = 100
@@ -73,7 +75,7 @@ class BusyFleet(SimulatedFleet):
         super().__init__(hosts, agents)
         self._chance = random.Random(1)
 
-    async def status(self) -> dict[str, object]:
+    async def status(self) -> FleetStatus:
         self.turns += self._chance.randrange(500, 1500)
         for name in self.names:
             turns = self.turns + self._chance.randrange(400)

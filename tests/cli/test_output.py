@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from snapline.cli.output import (
 )
 from snapline.cli.progress import FleetProgress, describe
 from snapline.errors import UsageError
-from snapline.messages.status import Concern
+from snapline.messages.status import Concern, FleetStatus, HostStatus, StoreStatus
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,10 +131,10 @@ def test_status_says_what_the_fleet_waits_for_on_lines_of_their_own(capsys: pyte
     remedy = "see to the network"
     concerns = [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 2.4, "text": sentence, "remedy": remedy}]
     shown = document("FleetStatus", phase="running", concerns=concerns, hosts=[])
-    Printer(OutputFormat.TABLE).result(shown, status._show)
+    Printer(OutputFormat.TABLE).result(shown, partial(status._show, FleetStatus()))
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("!")]
     assert re.fullmatch(rf"! {sentence}, since \d\d:\d\d:\d\d\. To do: {remedy}", line)
-    Printer(OutputFormat.TABLE).result({**shown, "concerns": []}, status._show)
+    Printer(OutputFormat.TABLE).result({**shown, "concerns": []}, partial(status._show, FleetStatus()))
     assert "!" not in capsys.readouterr().out
 
 
@@ -151,47 +151,27 @@ def test_small_words() -> None:
     assert rows_of({"a": [{"b": 1}, 2]}, "a") == [{"b": 1}] and rows_of({}, "a") == []
 
 
-@dataclass
-class Host:
-    host: str
-    state: str = "alive"
-    turns: int = 0
-    dead_letters: int = 0
-
-
-@dataclass
-class StoreState:
-    state: str = "ok"
-    reason: str = ""
-
-
-@dataclass
-class Status:
-    phase: str
-    last_complete_epoch: int
-    hosts: tuple[Host, ...]
-    reason: str = ""
-    epochs_completed: int = 0
-    leader: str = ""
-    store: StoreState = field(default_factory=StoreState)
-    concerns: tuple[Concern, ...] = ()
-
-
 def test_progress_in_words() -> None:
-    assert describe(Status("forming", 0, ())) == "forming, no epoch complete yet, no hosts yet"
-    hosts = (Host("h1", "alive", 1000), Host("h2", "lost", 234))
-    assert describe(Status("running", 7, hosts)) == "running, epoch 7 complete, 1,234 turns, h1 alive, h2 lost"
+    assert (
+        describe(FleetStatus(phase="forming", last_complete_epoch=0, hosts=()))
+        == "forming, no epoch complete yet, no hosts yet"
+    )
+    hosts = (HostStatus("h1", state="alive", turns=1000), HostStatus("h2", state="lost", turns=234))
+    assert (
+        describe(FleetStatus(phase="running", last_complete_epoch=7, hosts=hosts))
+        == "running, epoch 7 complete, 1,234 turns, h1 alive, h2 lost"
+    )
 
 
 def test_what_would_go_unseen_is_a_warning_once_also_to_who_wants_no_progress(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = FleetProgress(Printer(quiet=True))
-    hosts = (Host("h1", dead_letters=2), Host("h2", dead_letters=1))
-    assert "3 dead letters" in describe(Status("running", 1, hosts))
-    bad = StoreState("degraded", "the state of agent 'a' is not as declared")
-    for store in (StoreState(), bad, StoreState("degraded", "again"), StoreState()):
-        shown.status(Status("running", 1, hosts, store=store))
+    hosts = (HostStatus("h1", dead_letters=2), HostStatus("h2", dead_letters=1))
+    assert "3 dead letters" in describe(FleetStatus(phase="running", last_complete_epoch=1, hosts=hosts))
+    bad = StoreStatus(state="degraded", reason="the state of agent 'a' is not as declared")
+    for store in (StoreStatus(state="ok"), bad, StoreStatus(state="degraded", reason="again"), StoreStatus(state="ok")):
+        shown.status(FleetStatus(phase="running", last_complete_epoch=1, hosts=hosts, store=store))
     assert capsys.readouterr().err.splitlines() == [
         "snapline: a message could not be handled: `snapline agent dead-letters list` shows it, and the error",
         "snapline: no checkpoint completes, and the agents go on without: the state of agent 'a' is not as declared",
@@ -204,7 +184,7 @@ def test_a_fleet_that_waits_says_so_once_and_when_it_is_over(capsys: pytest.Capt
     stands = Concern("turn", ("h1",), 3 * 10**9, "agent a stands", ("a",), "look at it")
     other = Concern("turn", ("h1",), 5 * 10**9, "agent b stands", ("b",), "look at it")
     for concerns in ((short,), (short, stands), (stands,), (stands, other), ()):
-        shown.status(Status("running", 1, (), concerns=concerns))
+        shown.status(FleetStatus(phase="running", last_complete_epoch=1, concerns=concerns))
     assert capsys.readouterr().err.splitlines() == [
         "snapline: agent a stands. To do: look at it",
         "snapline: agent b stands. To do: look at it",
@@ -220,10 +200,10 @@ def test_a_log_gets_few_lines_but_every_change_that_matters(
     monkeypatch.setattr("snapline.cli.progress.time.monotonic", lambda: now_s)
     shown = FleetProgress(Printer())
     for epoch in range(1, 5):
-        shown.status(Status("running", epoch, (Host("h1"),)))
-    shown.status(Status("recovering", 4, (Host("h1", "lost"),)))
+        shown.status(FleetStatus(phase="running", last_complete_epoch=epoch, hosts=(HostStatus("h1", state="alive"),)))
+    shown.status(FleetStatus(phase="recovering", last_complete_epoch=4, hosts=(HostStatus("h1", state="lost"),)))
     now_s += progress.PERIOD_S
-    shown.status(Status("recovering", 5, (Host("h1", "lost"),)))
+    shown.status(FleetStatus(phase="recovering", last_complete_epoch=5, hosts=(HostStatus("h1", state="lost"),)))
     shown.note("h1 ended")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[1].strip() for line in lines[:3]] == [f"epoch {n} complete" for n in (1, 4, 5)]

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pytest
 
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.running_fleet import HostReading, LaunchedFleet
+from snapline.deploy.running_fleet import LaunchedFleet
+from snapline.messages.status import FleetStatus
 
 
 class _Launcher:
@@ -43,24 +43,13 @@ class _Launcher:
     async def close(self) -> None: ...
 
 
-@dataclass
-class _Reading:
-    phase: str
-    last_complete_epoch: int
-    reason: str = ""
-    leader: str = ""
-    epochs_completed: int = 0
-    hosts: tuple[HostReading, ...] = ()
-    dead_turns: tuple[object, ...] = ()
-
-
 class _Reader:
     def __init__(self, epoch: list[int], phase: str) -> None:
         self._epoch = epoch
         self._phase = phase
 
-    async def status(self, *, unconfirmed: bool = False) -> _Reading:
-        return _Reading(self._phase, self._epoch[0])
+    async def status(self, *, unconfirmed: bool = False) -> FleetStatus:
+        return FleetStatus(phase=self._phase, last_complete_epoch=self._epoch[0])
 
     async def report_host_exit(self, host: str, instance: str, reason: str) -> None: ...
 

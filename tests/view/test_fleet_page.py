@@ -6,7 +6,8 @@ import msgspec
 from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
-from snapline.view.facts import COURSE_MAX, FleetFacts, Heard, TurnRates
+from snapline.messages.status import FleetStatus
+from snapline.view.facts import COURSE_MAX, Heard, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
 from snapline.view.page_streams import ViewerState
 from snapline.view.watch import FleetWatch
@@ -15,7 +16,7 @@ ALL = AgentSearch()
 
 
 async def standing(fleet: SimulatedFleet) -> Heard:
-    return Heard(msgspec.convert(await fleet.status(), FleetFacts), 1.0, agents=tuple(await fleet.agents()))
+    return Heard(await fleet.status(), 1.0, agents=tuple(await fleet.agents()))
 
 
 async def test_it_has_every_host_and_agent() -> None:
@@ -30,9 +31,9 @@ async def test_what_is_wrong_is_said() -> None:
     fleet.states["h2"] = "lost"
     fleet.figures["h1"] = {"busy": [{"agent": "teller-3", "elapsed_ns": 3 * 10**9}], "dead_letters": 2}
     fleet.more = {
-        "store": {"location": "s", "state": "degraded", "since_s": 3.0, "reason": "disk full"},
+        "store": {"location": "s", "state": "degraded", "since_ns": 3_000_000_000, "reason": "disk full"},
         "concerns": [
-            {"kind": "cut", "hosts": ["h1", "h2"], "since_s": 5.0, "text": "h1 does not reach h2", "remedy": "look"}
+            {"kind": "cut", "hosts": ["h1", "h2"], "since_ns": 5_000_000_000, "text": "h1 does not reach h2", "remedy": "look"}
         ],
     }
     body = FleetScreen().body(await standing(fleet), ALL)
@@ -57,9 +58,9 @@ async def test_the_headline_says_that_all_is_well() -> None:
 async def test_the_headline_is_the_worst_concern() -> None:
     fleet = SimulatedFleet()
     fleet.more["concerns"] = [
-        {"kind": "drained", "hosts": ["h1"], "since_s": 900.0, "text": "host h1 has no agents"},
-        {"kind": "turn", "agents": ["a"], "since_s": 3.0, "text": "agent a stands", "remedy": "look"},
-        {"kind": "turn", "agents": ["b"], "since_s": 7.0, "text": "agent b stands", "remedy": "look"},
+        {"kind": "drained", "hosts": ["h1"], "since_ns": 900_000_000_000, "text": "host h1 has no agents"},
+        {"kind": "turn", "hosts": [], "agents": ["a"], "since_ns": 3_000_000_000, "text": "agent a stands", "remedy": "look"},
+        {"kind": "turn", "hosts": [], "agents": ["b"], "since_ns": 7_000_000_000, "text": "agent b stands", "remedy": "look"},
     ]
     assert await headline(fleet) == ("bad", "Something is wrong: agent b stands. For 7.00 s. To do: look.")
     del fleet.more["concerns"][1:]
@@ -125,9 +126,9 @@ async def test_only_what_has_changed_is_sent_again() -> None:
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:
-    def facts(**turns: int) -> FleetFacts:
+    def facts(**turns: int) -> FleetStatus:
         hosts = [{"host": host, "state": "alive", "turns": count} for host, count in turns.items()]
-        return msgspec.convert({"hosts": hosts}, FleetFacts)
+        return msgspec.convert({"hosts": hosts}, FleetStatus)
 
     rates = TurnRates()
     assert rates.note(0.0, facts(a=100)) == ({}, ())

@@ -39,9 +39,9 @@ from snapline.chaos.process_faults import Processes, flip
 from snapline.deploy.data_directory import PORTS, STORE_FOLDER
 from snapline.deploy.launching import SnaplineCommands
 from snapline.deploy.local import LocalFleet
-from snapline.deploy.running_fleet import FleetReading
 from snapline.errors import ExternalFailureError
 from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
@@ -296,7 +296,7 @@ class LocalFaults:
         """Create the driver. `fleet`: MODULE:FLEET, with its arguments. `folder`: folder for all files."""
         self.coordinators = coordinator_names(scenario)
         self.lost: list[str] = []
-        self.status: FleetReading | None = None
+        self.status: FleetStatus | None = None
         self._scenario = scenario
         self._folder = folder.absolute()
         self._nodes = (*host_names(scenario), *self.coordinators)
@@ -349,7 +349,7 @@ class LocalFaults:
         for control in self._controls.values():
             control.close()
 
-    def _on_status(self, status: FleetReading) -> None:
+    def _on_status(self, status: FleetStatus) -> None:
         self.status = status
 
     # ---- names ------------------------------------------------------------------------------------------------------

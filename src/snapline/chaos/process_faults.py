@@ -23,9 +23,10 @@ import msgspec
 from snapline.chaos import executor as cm
 from snapline.deploy.data_directory import STORE_FOLDER
 from snapline.deploy.detached_fleet import OPERATOR, DetachedPlan, commands_for, connect, launcher_of
-from snapline.deploy.running_fleet import SINGLE_COORDINATOR, FleetReading, LaunchedFleet
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
 DUTY_S = 0.1
@@ -206,7 +207,7 @@ class RemoteFaults:
         """Create the driver. `plan`: plan of the place; the scenario replaces its fleet, under a new name. `folder`: folder for all files."""
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
-        self.status: FleetReading | None = None
+        self.status: FleetStatus | None = None
         self._folder = folder
         fleet_plan = msgspec.structs.replace(
             plan.what,
@@ -273,7 +274,7 @@ class RemoteFaults:
             case _:
                 raise AssertionError(f"no way to carry out {command!r}: `abilities` refuses its word")
 
-    def _on_status(self, status: FleetReading) -> None:
+    def _on_status(self, status: FleetStatus) -> None:
         self.status = status
 
 

@@ -18,6 +18,7 @@ from snapline.security.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+DAY_S = 86_400.0
 API_VERSION = "snapline/v1"
 """Version of all JSON documents. It changes when a field changes its name or meaning."""
 
@@ -169,8 +170,11 @@ def _bytes_text(value: bytes) -> str:
 
 def concern_lines(result: Document) -> list[str]:
     """Return the fleet's concerns, each in one line, with its start time and remedy."""
-    import msgspec
+    return [_concern_line(row, time.time()) for row in rows_of(result, "concerns")]
 
-    from snapline.view.facts import ConcernFacts
 
-    return [msgspec.convert(row, ConcernFacts).line(time.time()) for row in rows_of(result, "concerns")]
+def _concern_line(row: Document, now_s: float) -> str:
+    since_s, remedy = row.get("since_s"), row.get("remedy")
+    at_s = now_s - since_s if isinstance(since_s, int | float) else now_s
+    clock = time.strftime("%H:%M:%S" if now_s - at_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(at_s))
+    return f"{row.get('text', '')}, since {clock}" + (f". To do: {remedy}" if remedy else "")

@@ -1,7 +1,4 @@
-"""Progress of a local fleet, on stderr: one redrawn line on a terminal, occasional lines elsewhere.
-
-Progress of many runs, on stderr: a redrawn bar on a terminal, occasional lines elsewhere.
-"""
+"""Progress of a local fleet or of many runs, on stderr: one redrawn line on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -12,7 +9,7 @@ from snapline.cli.output import Printer, count
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.deploy.running_fleet import FleetReading
+    from snapline.messages.status import FleetStatus
 
 
 DEGRADED = "degraded"
@@ -41,7 +38,7 @@ class FleetProgress:
         self._concerns: dict[tuple[object, ...], str] = {}
         """Texts of reported concerns that are not over yet."""
 
-    def status(self, status: "FleetReading") -> None:
+    def status(self, status: "FleetStatus") -> None:
         """Show a status, unless nothing has changed since the last one."""
         self._warn(status)
         states = tuple((host.host, host.state) for host in status.hosts)
@@ -58,7 +55,7 @@ class FleetProgress:
         else:
             self._printer.progress(text)
 
-    def _warn(self, status: "FleetReading") -> None:
+    def _warn(self, status: "FleetStatus") -> None:
         """Warn once of problems that could go unnoticed for hours: no checkpoint completes, or messages are dead-lettered."""
         self._report_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
@@ -71,7 +68,7 @@ class FleetProgress:
             self._has_dead_letters = True
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
 
-    def _report_concerns(self, status: "FleetReading") -> None:
+    def _report_concerns(self, status: "FleetStatus") -> None:
         """Report each concern once when it has lasted for a while, and once when it is over."""
         lasting = [concern for concern in status.concerns if concern.since_ns >= CONCERN_NS]
         current = {(concern.kind, concern.hosts, concern.agents): concern for concern in lasting}
@@ -99,7 +96,7 @@ class FleetProgress:
             self._has_line = False
 
 
-def describe(status: "FleetReading") -> str:
+def describe(status: "FleetStatus") -> str:
     """Return a text such as `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
     turns = sum(host.turns for host in status.hosts)
     hosts = [f"{host.host} {host.state}" for host in status.hosts]

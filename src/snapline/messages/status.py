@@ -53,9 +53,9 @@ class Concern(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    hosts: tuple[str, ...]
-    since_ns: int
-    text: str
+    hosts: tuple[str, ...] = ()
+    since_ns: int = 0
+    text: str = ""
     agents: tuple[str, ...] = ()
     remedy: str = ""
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.printable import printable
 from snapline.view.display_text import (
     Tone,
@@ -19,7 +20,7 @@ from snapline.view.display_text import (
     size,
     tone_of,
 )
-from snapline.view.facts import FleetFacts, Heard, HostFacts
+from snapline.view.facts import Heard
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
@@ -77,7 +78,7 @@ def _text(words: str, style: str = "") -> Text:
     return Text(printable(words), style)
 
 
-def _title(facts: FleetFacts) -> Text:
+def _title(facts: FleetStatus) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(printable(facts.fleet), style="bold").append("  ").append(
         printable(facts.phase), style=COLORS[tone_of("fleet", facts.phase)]
@@ -86,7 +87,7 @@ def _title(facts: FleetFacts) -> Text:
     return text.append(printable(f"{more}  {facts.reason}".rstrip()))
 
 
-def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
+def _figures(facts: FleetStatus, heard: Heard) -> list[Text]:
     alive = sum([host.state == "alive" for host in facts.hosts])
     epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
     letters = facts.total("dead_letters")
@@ -119,7 +120,7 @@ def bars(course: Sequence[float]) -> str:
     )
 
 
-def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[RenderableType]:
+def _hosts(hosts: Sequence[HostStatus], heard: Heard, room: int) -> list[RenderableType]:
     """Draw the hosts in their order; if there is no space for all, those with problems and those with most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
@@ -134,7 +135,7 @@ def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[Renderab
     return [table, *([_text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
 
 
-def _row(host: HostFacts, turns_per_s: float | None) -> list[Text]:
+def _row(host: HostStatus, turns_per_s: float | None) -> list[Text]:
     state = _text(host.state, style=COLORS[tone_of("host", host.state)])
     cells = (
         *(count(host.agents), rate(turns_per_s), count(len(host.busy)), count(host.parked), count(host.dead_letters)),

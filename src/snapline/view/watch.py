@@ -11,7 +11,8 @@ import msgspec
 
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
-from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
+from snapline.messages.status import FleetStatus
+from snapline.view.facts import FleetCalls, Heard, TurnRates
 
 PERIOD_S = 1.0
 """Time between two requests: hosts report their state with heartbeats, which are not more frequent."""
@@ -107,9 +108,9 @@ class FleetWatch:
 
     async def _ask(self) -> None:
         try:
-            facts = msgspec.convert(await self._calls.status(), FleetFacts)
+            facts = await self._calls.status()
             agents = await self._agents(facts)
-        except (SnaplineError, msgspec.ValidationError) as error:
+        except SnaplineError as error:
             self._asked_s = time.monotonic()
             self._state = msgspec.structs.replace(self._state, trouble=str(error), turns_per_s=None)
             return
@@ -124,7 +125,7 @@ class FleetWatch:
             agents=agents,
         )
 
-    async def _agents(self, facts: FleetFacts) -> tuple[LocatedAgent, ...]:
+    async def _agents(self, facts: FleetStatus) -> tuple[LocatedAgent, ...]:
         key: tuple[Any, ...] = (
             *(facts.phase, facts.plan, facts.agents),
             *((host.host, host.state, host.host_start) for host in facts.hosts),
