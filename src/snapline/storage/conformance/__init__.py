@@ -17,8 +17,16 @@ Directories may be real or only common prefixes of names. So the checks make no 
 unlinking one name from two threads.
 """
 
-from snapline.storage.conformance.disk_checks import DISK_CHECKS, RACERS, Check, ConformanceError, OpenDisk
-from snapline.storage.conformance.store_checks import LOG_CHECKS, OUTPUT_CHECKS, STORE_CHECKS
+from snapline.storage.conformance.checks import (
+    DISK_CHECKS,
+    LOG_CHECKS,
+    OUTPUT_CHECKS,
+    RACERS,
+    STORE_CHECKS,
+    Check,
+    ConformanceError,
+    OpenDisk,
+)
 
 __all__ = [
     "DISK_CHECKS",
