@@ -27,7 +27,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, write_epoch
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages import host_messages as msg

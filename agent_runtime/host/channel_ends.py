@@ -8,9 +8,8 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import HostFailures
-from snapline.agent_runtime.host.host_state import HostState
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.links import HostLinks
-from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outputs import AgentRetirement

@@ -17,7 +17,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.errors import DamagedDataError, SnaplineError, StoreKeyError, StoreMissingError, UsageError
 from snapline.messages import host_messages as msg

@@ -13,8 +13,7 @@ import zlib
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, Entry, LocalAgent
+from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, START, Entry, HostState, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.agent_runtime.rollback_errors import RollbackRequest

@@ -25,8 +25,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.agent_io import PendingInput
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHistory, LocalAgent
+from snapline.agent_runtime.host.host_state import DurableTurn, DurableTurnHistory, HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.messages import host_messages as msg
 from snapline.storage.log.log_record import BEGUN, EFFECT, LoggedEntry, LogName

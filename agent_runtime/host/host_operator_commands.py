@@ -19,7 +19,7 @@ from itertools import islice
 
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
-from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
+from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, Entry, LocalAgent
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import client_requests
 from snapline.messages.agent_commands import (

@@ -20,8 +20,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import EpochRequest
 from snapline.agent_runtime.host.outputs import AgentRetirement

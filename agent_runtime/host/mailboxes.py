@@ -14,14 +14,14 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import (
+from snapline.agent_runtime.host.host_state import (
     EXTERNAL_SENDS_TURN,
     SEGMENT,
     START,
     AgentInlet,
     AgentOutlet,
     Entry,
+    HostState,
     LocalAgent,
     Mark,
     Peer,

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import AgentOutputs
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import EpochRequest
 from snapline.messages import host_messages as msg

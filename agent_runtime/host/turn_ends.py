@@ -14,8 +14,7 @@ from snapline.agent_runtime.host.failures import (
     last_line,
     sender_of,
 )
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
+from snapline.agent_runtime.host.host_state import EXTERNAL_SENDS_TURN, Entry, HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode

@@ -19,8 +19,7 @@ from snapline.agent_runtime.host.host_events import (
     ViewRequested,
     WaitingAgentsRequested,
 )
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, DurableTurn, LocalAgent
+from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, START, DurableTurn, HostState, LocalAgent
 from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,

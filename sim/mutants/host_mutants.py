@@ -14,7 +14,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import driver
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark
+from snapline.agent_runtime.host.host_state import AgentInlet, LocalAgent, Mark
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_log import StepLog
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.sagas import Saga
 from snapline.sim.mutants.registry import HOSTS, Mutant, crash_at, template

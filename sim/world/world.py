@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.coordinator.leader.events import MovesRequested
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.coordinator.state.operations import CommitPlan

@@ -12,7 +12,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, LATE, Pause, call_id
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of, standing_agents
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_service import description
 from snapline.messages import host_messages as msg
 from snapline.messages import payloads

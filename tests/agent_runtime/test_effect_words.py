@@ -27,7 +27,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.host_log import StepLog, is_mark, mark_of
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

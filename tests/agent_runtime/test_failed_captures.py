@@ -12,7 +12,7 @@ from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.modes.logged import FREEZE_NS, HostFreeze
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.messages import host_messages as msg

@@ -7,8 +7,8 @@ from tests.agent_runtime import test_host_core_epochs as rules
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_state import Peer
 from snapline.agent_runtime.host.links import HostLinks
-from snapline.agent_runtime.host.local_agent import Peer
 from snapline.messages import host_messages as msg
 
 Patch = pytest.MonkeyPatch

@@ -6,7 +6,7 @@ import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
+from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.messages import host_messages as msg

@@ -15,8 +15,8 @@ from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_state import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.links import HostLinks
-from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes import coordinated
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode

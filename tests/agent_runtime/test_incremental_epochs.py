@@ -18,7 +18,7 @@ import snapline
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.agent_runtime.host.epoch_files import Capture, LoadedLine, StoredEpoch, load_line, write_epoch
-from snapline.agent_runtime.host.local_agent import DurableTurn
+from snapline.agent_runtime.host.host_state import DurableTurn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import RecordedPart

@@ -8,7 +8,7 @@ from tests.agent_runtime.driving import SECOND, Driver
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.modes.logged_checkpoints import Saving
 from snapline.messages import host_messages as msg
 from snapline.protocols.names import PROTOCOLS, is_autonomous

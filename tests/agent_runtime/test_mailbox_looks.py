@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.agent_runtime.driving import MS, Driver
 
 from snapline.agent_runtime.durable import DONE, Pause, call_id, reply_payload
-from snapline.agent_runtime.host import durable_turns, local_agent
+from snapline.agent_runtime.host import durable_turns, host_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, UnmatchedEntries
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent, UnmatchedEntries
 from snapline.channels import channel
 from snapline.channels import link_events as lk
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a few messages reach."""
     monkeypatch.setattr(channel, "CHANNEL_CREDIT", CREDIT)
     monkeypatch.setattr("snapline.agent_runtime.host.channel_ends.CHANNEL_CREDIT", CREDIT)
-    monkeypatch.setattr(local_agent, "PARKED_MESSAGES_MAX", PARKED)
+    monkeypatch.setattr(host_state, "PARKED_MESSAGES_MAX", PARKED)
     monkeypatch.setattr(durable_turns, "STASH_MAX", STASH)
 
 

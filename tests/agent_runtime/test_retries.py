@@ -13,7 +13,7 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, logged
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.host_state import Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Timers
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode

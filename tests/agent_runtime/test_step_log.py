@@ -23,7 +23,7 @@ from snapline.agent_runtime.durable import DONE, FAILED, LoggedSteps, Pause, rol
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_log
 from snapline.agent_runtime.host.host_log import StepLog
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.messages import host_messages as msg
 from snapline.storage.log.log_record import LoggedEntry, LogName
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import logged_agent
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
 from snapline.agent_runtime.host.modes.logged_checkpoints import Saving
 from snapline.messages import host_messages as msg

@@ -94,7 +94,7 @@ def test_shapes_errors_and_records_are_no_ladders() -> None:
 # -- how much one object holds ------------------------------------------------------------------------------------------
 
 LARGE = {
-    "agent_runtime/host/local_agent.py:LocalAgent": "a record, with slots: what a host keeps of one agent, each field documented",
+    "agent_runtime/host/host_state.py:LocalAgent": "a record, with slots: what a host keeps of one agent, each field documented",
     "agent_runtime/host/driver.py:HostDriver": "an adapter: what it carries commands out with",
     "agent_runtime/host/checkpoint_writer.py:CheckpointWriter": "an adapter: a queue, a worker, a timer",
     "agent_runtime/host/process.py:Host": "an adapter: what surrounds a host in production",

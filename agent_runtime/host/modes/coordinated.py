@@ -7,7 +7,7 @@ before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
 from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent

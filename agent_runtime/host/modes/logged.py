@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
 from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving, changed
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers

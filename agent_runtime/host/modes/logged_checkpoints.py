@@ -13,7 +13,7 @@ pauses the agents (`host/logged_agent.py`).
 import heapq
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.logged_agent import Backlog, LoggedAgent, Tentative
 from snapline.agent_runtime.host.plans import HostParts
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, HostState, LocalAgent, Mark, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage

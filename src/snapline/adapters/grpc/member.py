@@ -34,7 +34,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
