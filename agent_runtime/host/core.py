@@ -50,9 +50,9 @@ from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership

@@ -27,6 +27,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import (
     SEGMENT,
@@ -37,7 +38,6 @@ from snapline.agent_runtime.host.host_state import (
     LocalAgent,
     UnmatchedEntries,
 )
-from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import is_of_type

@@ -7,9 +7,9 @@ stopping agent leaves once its outputs are released and all epochs begun before 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others
+from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import AgentInlet, Entry, HostState, LocalAgent, Mark
-from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outputs import Outputs

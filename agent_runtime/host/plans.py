@@ -9,9 +9,9 @@ from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, START, DurableTurn, HostState, LocalAgent, Peer
-from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostRollbacks
+from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_state import LocalAgent
-from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.rollback_errors import RollbackRequest

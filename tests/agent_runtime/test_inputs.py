@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime.host import agent_io, host_log, inputs
+from snapline.agent_runtime.host import agent_io, host_inputs, host_log
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import AgentInputs
 from snapline.errors import ProtocolError
@@ -303,11 +303,11 @@ def test_batch_of_an_earlier_plan_that_hangs_does_not_close_this_one(driver: Dri
 
 
 def test_inputs_that_wait_are_bounded(driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "WAITING_MAX", 2)
+    monkeypatch.setattr(host_inputs, "WAITING_MAX", 2)
     request = client.offer(*[("a", f"k{n}", b"\x01") for n in range(3)])
     client.append()
     assert client.answers[request] == [("accepted", 1), ("accepted", 2), ("retry", 0)]
-    monkeypatch.setattr(inputs, "QUEUED_BYTES_MAX", 1)
+    monkeypatch.setattr(host_inputs, "QUEUED_BYTES_MAX", 1)
     client.offer(("b", "on its way", b"\x01"))
     client.offer(("b", "k2", b"\x01\x02"))
     assert client.reason(client.offer(("b", "k3", b"\x01"))) == "host h1 has too many inputs that wait for the store"
@@ -317,8 +317,8 @@ def test_in_one_request_nothing_of_an_agent_is_taken_behind_what_is_not(
     driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients lean on it: else what they give again would come behind what they gave later."""
-    monkeypatch.setattr(inputs, "QUEUED_BYTES_MAX", 10)
-    monkeypatch.setattr(inputs, "WAITING_MAX", 4)
+    monkeypatch.setattr(host_inputs, "QUEUED_BYTES_MAX", 10)
+    monkeypatch.setattr(host_inputs, "WAITING_MAX", 4)
     sizes = (3, 9, 1, 1)
     request = client.offer(
         *[(agent, f"{agent}{n}", bytes([1] * size)) for n, size in enumerate(sizes) for agent in "ab"]
