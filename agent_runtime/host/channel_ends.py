@@ -8,11 +8,11 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_outputs import AgentRetirement
 from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.outputs import AgentRetirement
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.errors import ProtocolError

@@ -52,6 +52,7 @@ from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
+from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
@@ -59,7 +60,6 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
-from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views

@@ -36,8 +36,8 @@ from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_log import StepLog, mark_of
+from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import UNDONE, DurableTurn, HostState, LocalAgent
-from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import effect_records

@@ -20,10 +20,10 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_outputs import AgentRetirement
 from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import EpochRequest
-from snapline.agent_runtime.host.outputs import AgentRetirement
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import is_effect_resolution

@@ -9,10 +9,10 @@ from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.failures import HostFailures, is_from_others
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import StepLog
+from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import AgentInlet, Entry, HostState, LocalAgent, Mark
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.views import Views
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import CREATE, plain_name

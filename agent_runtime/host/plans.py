@@ -11,12 +11,12 @@ from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
+from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, START, DurableTurn, HostState, LocalAgent, Peer
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
-from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.views import Views
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg

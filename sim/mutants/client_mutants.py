@@ -17,8 +17,8 @@ from snapline.agent_runtime.host import driver, epoch_files, host_events
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs, PendingInput
 from snapline.agent_runtime.host.host_inputs import Inputs, ReplyWaiters
 from snapline.agent_runtime.host.host_log import OwnLog
+from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import LocalAgent
-from snapline.agent_runtime.host.outputs import Outputs
 from snapline.client import client_events
 from snapline.client.core import ClientCore, OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry

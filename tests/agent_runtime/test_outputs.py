@@ -7,7 +7,7 @@ from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.test_inputs import Client
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import outputs
+from snapline.agent_runtime.host import host_outputs
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs
@@ -177,8 +177,8 @@ def test_epoch_is_wanted_for_outputs_while_somebody_watches() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "AGENT_BYTES_MAX", 10)
-    monkeypatch.setattr(outputs, "HOST_BYTES_MAX", 15)
+    monkeypatch.setattr(host_outputs, "AGENT_BYTES_MAX", 10)
+    monkeypatch.setattr(host_outputs, "HOST_BYTES_MAX", 15)
 
 
 def offered(driver: Driver, agent: str) -> str:
