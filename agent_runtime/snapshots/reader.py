@@ -20,7 +20,6 @@ from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.fleet import Fleet, class_of, restored
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_batch, state_decoder
 from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
-from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkRequest, fork_snapshot
 from snapline.agent_runtime.snapshots.snapshot_cut import (
     DeadLetter,
     Decode,
@@ -36,6 +35,7 @@ from snapline.agent_runtime.snapshots.snapshot_cut import (
     pending_spawns,
     pending_timers,
 )
+from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkInputs, ForkRequest, fork_snapshot
 from snapline.errors import NotFoundError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.storage.capture.saved_value_formats import find_field, plain_value

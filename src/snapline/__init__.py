@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.agent_runtime.snapshots.snapshot_cut import (
         Cut,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
         PendingTurn,
         TransitMessage,
     )
+    from snapline.agent_runtime.snapshots.snapshot_forks import Fork
     from snapline.agent_runtime.turn_environment import heartbeat
     from snapline.client.client import Certificates, Client
     from snapline.client.operator_commands import DeadLetterResult
@@ -105,7 +105,7 @@ _HOMES = {
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
-    "Fork": "snapline.agent_runtime.snapshots.forking",
+    "Fork": "snapline.agent_runtime.snapshots.snapshot_forks",
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",

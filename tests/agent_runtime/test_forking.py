@@ -20,7 +20,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.sagas import UNDO
-from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, SettingError, fork_snapshot
+from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkRequest, SettingError, fork_snapshot
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.messages.host_messages import Welcome
 from snapline.storage.capture.chunking import chunk_image
@@ -285,7 +285,7 @@ def test_a_durable_turn_whose_handler_is_gone_is_said_before_anything_is_written
         monkeypatch.setitem(known.handlers, "Note", known.handlers["Note"])
         with monkeypatch.context() as patch:
             patch.setattr(
-                "snapline.agent_runtime.snapshots.forking.agent_type",
+                "snapline.agent_runtime.snapshots.snapshot_forks.agent_type",
                 lambda _, handlers=handlers: msgspec.structs.replace(known, handlers=handlers),
             )
             with pytest.raises(FleetDefinitionError, match=f"middle of a durable turn for 'Note'.*{words}"):

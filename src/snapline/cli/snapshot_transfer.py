@@ -245,7 +245,7 @@ def fork(
     """
     import msgspec
 
-    from snapline.agent_runtime.snapshots.forking import ForkRequest, fork_snapshot
+    from snapline.agent_runtime.snapshots.snapshot_forks import ForkRequest, fork_snapshot
     from snapline.cli.fleet import check_reference, load
     from snapline.deploy.data_directory import folder_of_fork
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkRequest, fork_snapshot
+from snapline.agent_runtime.snapshots.snapshot_forks import ForkInputs, ForkRequest, fork_snapshot
 from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
