@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.agent_runtime.snapshots.snapshot_cut import (
         Cut,
         DeadLetter,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
         TransitMessage,
     )
     from snapline.agent_runtime.snapshots.snapshot_forks import Fork
+    from snapline.agent_runtime.snapshots.snapshot_reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.agent_runtime.turn_environment import heartbeat
     from snapline.client.client import Certificates, Client
     from snapline.client.operator_commands import DeadLetterResult
@@ -117,10 +117,10 @@ _HOMES = {
     "Receipt": "snapline.client.sends_and_asks",
     "RecoveryLine": "snapline.client.trace_analysis",
     "Reply": "snapline.client.sends_and_asks",
-    "SavedAgent": "snapline.agent_runtime.snapshots.reader",
+    "SavedAgent": "snapline.agent_runtime.snapshots.snapshot_reader",
     "DeadLetterResult": "snapline.client.operator_commands",
-    "Snapshot": "snapline.agent_runtime.snapshots.reader",
-    "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
+    "Snapshot": "snapline.agent_runtime.snapshots.snapshot_reader",
+    "SnapshotStore": "snapline.agent_runtime.snapshots.snapshot_reader",
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.trace_analysis",
@@ -130,7 +130,7 @@ _HOMES = {
     "heartbeat": "snapline.agent_runtime.turn_environment",
     "mark_dirty": "snapline.storage.capture.tracked_arrays",
     "migrates": "snapline.agent_runtime.migrations",
-    "open_store": "snapline.agent_runtime.snapshots.reader",
+    "open_store": "snapline.agent_runtime.snapshots.snapshot_reader",
     "open_trace": "snapline.client.trace_analysis",
     "tracked_array": "snapline.storage.capture.tracked_arrays",
 }

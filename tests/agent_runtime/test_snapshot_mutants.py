@@ -12,9 +12,9 @@ from tests.agent_runtime.test_incremental_epochs import Host
 from tests.storage.capture.test_first_values import saved
 
 import snapline
-from snapline.agent_runtime.snapshots import reader as snapshots
 from snapline.agent_runtime.snapshots import snapshot_cut
 from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
+from snapline.agent_runtime.snapshots import snapshot_reader as snapshots
 from snapline.storage.capture import saved_value_formats, saved_values
 from snapline.storage.capture.decoder import PartReader
 

@@ -15,7 +15,7 @@ from tests.integration.fleets.counters import Count, Counted, Tick
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
 from snapline.errors import InputDeadLetteredError
 

@@ -17,7 +17,7 @@ from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import Running, running
 from tests.integration.secured import PACED_BANK, running_secured
 
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Certificates, Client
 from snapline.client.sends_and_asks import Receipt
 from snapline.errors import AgentMissingError, InputRefusedError, UsageError

@@ -11,7 +11,7 @@ from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 from tests.integration.secured import PACED_BANK, running_secured
 
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Certificates, Client
 from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 

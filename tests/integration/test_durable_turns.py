@@ -8,8 +8,8 @@ from tests.integration.fleets import gates, plans
 from tests.integration.running import running
 
 import snapline
-from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.messages.status import FleetStatus
 from snapline.storage.store.store import Store
 

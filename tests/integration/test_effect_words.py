@@ -7,7 +7,7 @@ from tests.integration.fleets import doubters
 from tests.integration.running import running
 
 import snapline
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.errors import NotFoundError, UsageError
 
 pytestmark = pytest.mark.timeout(240)

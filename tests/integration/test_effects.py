@@ -12,7 +12,7 @@ from tests.integration.fleets import payers
 from tests.integration.running import Running, running
 
 from snapline.agent_runtime.message_encoding import Output
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
 from snapline.errors import UsageError
 from snapline.examples.payments import Book, read_entries

@@ -13,8 +13,8 @@ from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
 from snapline.examples.bank import tokens_in
 from snapline.storage.store.store import Holds

@@ -10,7 +10,7 @@ from tests.integration.fleets import tills
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import running
 
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 
 pytestmark = pytest.mark.timeout(120)
 

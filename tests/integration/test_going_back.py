@@ -13,7 +13,7 @@ from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import Running, running
 
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
 from snapline.errors import InputRefusedError, UsageError
 

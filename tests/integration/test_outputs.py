@@ -13,7 +13,7 @@ from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 
 from snapline.agent_runtime.message_encoding import Output
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
 
 pytestmark = pytest.mark.timeout(240)

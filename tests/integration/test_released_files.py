@@ -11,7 +11,7 @@ from tests.integration.fleets.speakers import Speech
 from tests.integration.running import running
 
 from snapline.agent_runtime.message_encoding import Output
-from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.storage.store.store import Store
 
 pytestmark = pytest.mark.timeout(240)

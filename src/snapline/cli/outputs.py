@@ -74,7 +74,7 @@ def tail(
         raise UsageError(
             "--follow and --consumer take a fleet that runs: give --data-dir or --coordinator, not --store"
         )
-    from snapline.agent_runtime.snapshots.reader import open_store
+    from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 
     lines.show_all(open_store(source.store).outputs(topic, after=after))
 
@@ -321,7 +321,7 @@ def _effects(source: OutputSource) -> "list[Effect]":
         return source.call_agents(lambda client: client.effects())
     if source.coordinator is not None or source.data_dir is not None:
         raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
-    from snapline.agent_runtime.snapshots.reader import open_store
+    from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 
     return open_store(source.store).effects()
 

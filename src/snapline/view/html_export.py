@@ -37,8 +37,8 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
-from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.agent_runtime.snapshots.snapshot_cut import describe_state
+from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.coordinator.service.documents import list_snapshots, show_document
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import SnapshotList
