@@ -29,7 +29,7 @@ a turn has an empty mailbox; a parked message has no number.
 
 The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback), `links.py`,
 `channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption, timers), `host_log.py` (what
-must be durable first, with logged results of durable turns), `inputs.py` and `outputs.py` (from and to outside), `views.py` (an agent's state),
+must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and to outside), `views.py` (an agent's state),
 `membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside), `durable_turns.py` (turns that wait), `turn_ends.py`,
 the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
 

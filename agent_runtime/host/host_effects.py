@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An effect is called once its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that
+An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`; output commit: Strom and Yemini 1985). A turn that
 requests an effect waits at an entry of its journal. In the same step the agent emits the intent, under a topic reserved for effects, and requests an
 epoch. Once released, the intent is in the state that every recovery goes back to. So no failure undoes a turn that has acted outside, and no action
 needs to be settled afterwards (G12). One step puts the outcome into the journal, into the window of keys (`agent_effects.py`), and among the agent's

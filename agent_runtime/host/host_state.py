@@ -1,8 +1,7 @@
-"""State that a host core keeps of one agent, of one other host, and of one epoch.
+"""State of a host core: what it keeps of each agent, of each other host and of each epoch, and what its parts share.
 
-State that the parts of a host core share: the host's plan and epochs, its agents and peers, the time, and the commands given so far.
-
-Fields used by only one part belong to that part.
+The shared state has the host's plan and epochs, its agents and peers, the time, and the commands given so far. Fields used by only one part belong to
+that part.
 """
 
 from collections import deque
