@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from snapline.storage.disk import store_files
+from snapline.storage.packs import manifest
 from snapline.storage.packs.manifest import Manifest, decode_manifest
 
 # -- patches --------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Limit(msgspec.Struct, frozen=True):
     """One limit.
 
     Attributes:
-        places: constants of the limit, `module.CONSTANT` below `snapline`, in every module that imports it.
+        places: constants of the limit, as `module.CONSTANT`, in every module that imports it.
         drawn: values that a swarm draws.
         scaled: conversion from the limit's unit to the constant's; None if they are the same.
         with_it: dependent constants that must change too.
@@ -78,124 +78,135 @@ def _s(value_ms: int) -> float:
 LIMITS: Mapping[str, Limit] = {
     # links
     "channel_credit": Limit(
-        ("channels.channel.CHANNEL_CREDIT", "agent_runtime.host.channel_ends.CHANNEL_CREDIT"), (2, 3, 4, 8, 32)
+        ("snapline.channels.channel.CHANNEL_CREDIT", "snapline.agent_runtime.host.channel_ends.CHANNEL_CREDIT"),
+        (2, 3, 4, 8, 32),
     ),
     "window_items": Limit(
         (
-            "channels.channel.WINDOW_ITEMS",
-            "channels.incoming.WINDOW_ITEMS",
-            "channels.link.WINDOW_ITEMS",
+            "snapline.channels.channel.WINDOW_ITEMS",
+            "snapline.channels.incoming.WINDOW_ITEMS",
+            "snapline.channels.link.WINDOW_ITEMS",
         ),
         (48, 256),
-        with_it=(("channels.incoming._REPORT_ITEMS", lambda items: items // 4),),
+        with_it=(("snapline.channels.incoming._REPORT_ITEMS", lambda items: items // 4),),
     ),
     "part_bytes": Limit(
         (
-            "channels.channel.PART_BYTES",
-            "channels.order.PART_BYTES",
-            "channels.frame.PART_BYTES",
-            "channels.incoming.PART_BYTES",
-            "agent_runtime.host.mailboxes.PART_BYTES",
+            "snapline.channels.channel.PART_BYTES",
+            "snapline.channels.order.PART_BYTES",
+            "snapline.channels.frame.PART_BYTES",
+            "snapline.channels.incoming.PART_BYTES",
+            "snapline.agent_runtime.host.mailboxes.PART_BYTES",
         ),
         (256, 1024),
         with_it=(
-            ("channels.channel.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.incoming._REPORT_BYTES", lambda part: 3 * part // 4),
+            ("snapline.channels.channel.WINDOW_BYTES", lambda part: 3 * part),
+            ("snapline.channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
+            ("snapline.channels.incoming._REPORT_BYTES", lambda part: 3 * part // 4),
         ),
     ),
     "frame_items": Limit(
-        ("channels.order.FRAME_ITEMS_MAX",),
+        ("snapline.channels.order.FRAME_ITEMS_MAX",),
         (1, 2, 8),
         with_it=(
-            ("channels.order.LARGE_ITEMS", lambda items: items // 2),
-            ("channels.frame.LARGE_ITEMS", lambda items: items // 2),
+            ("snapline.channels.order.LARGE_ITEMS", lambda items: items // 2),
+            ("snapline.channels.frame.LARGE_ITEMS", lambda items: items // 2),
         ),
     ),
     "frame_bytes": Limit(
-        ("channels.order.FRAME_BYTES_MAX",), (64, 512), with_it=(("channels.order.LARGE_BYTES", lambda size: size),)
+        ("snapline.channels.order.FRAME_BYTES_MAX",),
+        (64, 512),
+        with_it=(("snapline.channels.order.LARGE_BYTES", lambda size: size),),
     ),
-    "frames_unacked": Limit(("channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
-    "frame_credits": Limit(("channels.incoming.CREDITS_MAX",), (1, 2)),
-    "tell_delay_ms": Limit(("channels.incoming.REPORT_DELAY_NS",), (1, 200), _ms),
-    "tell_frames": Limit(("channels.incoming.TELL_FRAMES",), (1, 1000)),
-    "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
+    "frames_unacked": Limit(("snapline.channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
+    "frame_credits": Limit(("snapline.channels.incoming.CREDITS_MAX",), (1, 2)),
+    "tell_delay_ms": Limit(("snapline.channels.incoming.REPORT_DELAY_NS",), (1, 200), _ms),
+    "tell_frames": Limit(("snapline.channels.incoming.TELL_FRAMES",), (1, 1000)),
+    "marker_channels": Limit(("snapline.channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
-    "parked_messages": Limit(("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",), (1, 4, 16)),
-    "pack_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.PACK_CHECKPOINTS_MAX",), (1, 2)),
-    "pack_bytes": Limit(("agent_runtime.host.checkpoint_writer.PACK_BYTES_MAX",), (1, 2000)),
-    "waiting_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.WAITING_CHECKPOINTS_MAX",), (2, 8)),
-    "waiting_bytes": Limit(("agent_runtime.host.checkpoint_writer.WAITING_BYTES_MAX",), (2000, 20_000)),
+    "parked_messages": Limit(("snapline.agent_runtime.host.host_state.PARKED_MESSAGES_MAX",), (1, 4, 16)),
+    "pack_checkpoints": Limit(("snapline.agent_runtime.host.checkpoint_writer.PACK_CHECKPOINTS_MAX",), (1, 2)),
+    "pack_bytes": Limit(("snapline.agent_runtime.host.checkpoint_writer.PACK_BYTES_MAX",), (1, 2000)),
+    "waiting_checkpoints": Limit(("snapline.agent_runtime.host.checkpoint_writer.WAITING_CHECKPOINTS_MAX",), (2, 8)),
+    "waiting_bytes": Limit(("snapline.agent_runtime.host.checkpoint_writer.WAITING_BYTES_MAX",), (2000, 20_000)),
     "chunk_pack_bytes": Limit(
-        ("agent_runtime.host.epoch_files.CHUNK_PACK_BYTES",),
+        ("snapline.agent_runtime.host.epoch_files.CHUNK_PACK_BYTES",),
         (1, 100_000),
         with_it=(
-            ("agent_runtime.host.epoch_files.THREADS", lambda _: 1),
+            ("snapline.agent_runtime.host.epoch_files.THREADS", lambda _: 1),
         ),  # sequential, since threads would not be reproducible
     ),
-    "chunk_tables": Limit(("agent_runtime.host.checkpoint_writer.TABLES_MAX",), (1, 2)),
-    "agent_log_bytes": Limit(("agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
-    "host_freeze_ms": Limit(("agent_runtime.host.modes.logged.FREEZE_NS",), (20, 200), _ms),
+    "chunk_tables": Limit(("snapline.agent_runtime.host.checkpoint_writer.TABLES_MAX",), (1, 2)),
+    "agent_log_bytes": Limit(("snapline.agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
+    "host_freeze_ms": Limit(("snapline.agent_runtime.host.modes.logged.FREEZE_NS",), (20, 200), _ms),
     # coordinator
     "freeze_ms": Limit(
-        ("coordinator.leader.modes.autonomous_epochs.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms
+        (
+            "snapline.coordinator.leader.modes.autonomous_epochs.FREEZE_NS",
+            "snapline.sim.oracles.line_oracles.FREEZE_NS",
+        ),
+        (200, 1500),
+        _ms,
     ),
-    "log_freeze_pause_ms": Limit(("coordinator.leader.modes.autonomous_epochs.FREEZE_PAUSE_NS",), (200, 2000), _ms),
-    "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
-    "line_retry_ms": Limit(("coordinator.leader.modes.checkpoint_modes.LINE_RETRY_NS",), (50,), _ms),
-    "report_gap_ms": Limit(("coordinator.leader.modes.recovery_line.GAP_NS",), (100, 500), _ms),
-    "reports_waiting": Limit(("coordinator.leader.modes.recovery_line.WAITING_MAX",), (1, 4)),
+    "log_freeze_pause_ms": Limit(
+        ("snapline.coordinator.leader.modes.autonomous_epochs.FREEZE_PAUSE_NS",), (200, 2000), _ms
+    ),
+    "line_period_ms": Limit(("snapline.agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
+    "line_retry_ms": Limit(("snapline.coordinator.leader.modes.checkpoint_modes.LINE_RETRY_NS",), (50,), _ms),
+    "report_gap_ms": Limit(("snapline.coordinator.leader.modes.recovery_line.GAP_NS",), (100, 500), _ms),
+    "reports_waiting": Limit(("snapline.coordinator.leader.modes.recovery_line.WAITING_MAX",), (1, 4)),
     "epochs_open": Limit(
         (
-            "coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
-            "coordinator.state.fleet_state.EPOCHS_OPEN_MAX",
-            "coordinator.leader.modes.coordinated_epochs.EPOCHS_OPEN_MAX",
-            "coordinator.state.fleet_view.EPOCHS_OPEN_MAX",
+            "snapline.coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
+            "snapline.coordinator.state.fleet_state.EPOCHS_OPEN_MAX",
+            "snapline.coordinator.leader.modes.coordinated_epochs.EPOCHS_OPEN_MAX",
+            "snapline.coordinator.state.fleet_view.EPOCHS_OPEN_MAX",
         ),
         (1, 2),
     ),
-    "forget_at_once": Limit(("coordinator.leader.epochs.epoch_lifecycle.FORGET_AT_ONCE",), (1, 2)),
+    "forget_at_once": Limit(("snapline.coordinator.leader.epochs.epoch_lifecycle.FORGET_AT_ONCE",), (1, 2)),
     "sweep_ms": Limit(
         (
-            "coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS",
-            "coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS",
+            "snapline.coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS",
+            "snapline.coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS",
         ),
         (100, 400, 1000),
         _ms,
     ),
-    "publish_retry_ms": Limit(("coordinator.leader.epochs.publishing.PUBLISH_RETRY_NS",), (50,), _ms),
+    "publish_retry_ms": Limit(("snapline.coordinator.leader.epochs.publishing.PUBLISH_RETRY_NS",), (50,), _ms),
     "cut_ms": Limit(
-        ("coordinator.leader.hosts.partitions.CUT_NS",),
+        ("snapline.coordinator.leader.hosts.partitions.CUT_NS",),
         (200, 1000),
         _ms,
-        with_it=(("coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
+        with_it=(("snapline.coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
-    "spare_ms": Limit(("coordinator.leader.hosts.partitions.STANDBY_NS",), (1, 2000), _ms),
-    "plan_answer_ms": Limit(("coordinator.leader.recovery_plans.ANSWER_NS",), (300, 1500), _ms),
-    "stop_answer_ms": Limit(("coordinator.leader.fleet_end.ANSWER_NS",), (20, 500), _ms),
-    "definition_bytes": Limit(("coordinator.leader.hosts.admission.BATCH_BYTES_MAX",), (200, 500)),
+    "spare_ms": Limit(("snapline.coordinator.leader.hosts.partitions.STANDBY_NS",), (1, 2000), _ms),
+    "plan_answer_ms": Limit(("snapline.coordinator.leader.recovery_plans.ANSWER_NS",), (300, 1500), _ms),
+    "stop_answer_ms": Limit(("snapline.coordinator.leader.fleet_end.ANSWER_NS",), (20, 500), _ms),
+    "definition_bytes": Limit(("snapline.coordinator.leader.hosts.admission.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(
-        ("coordinator.state.fleet_records.PLANS_KEPT", "coordinator.state.fleet_state.PLANS_KEPT"), (2, 4)
+        ("snapline.coordinator.state.fleet_records.PLANS_KEPT", "snapline.coordinator.state.fleet_state.PLANS_KEPT"),
+        (2, 4),
     ),
     # store
     "dead_bytes": Limit(  # alone it has no effect in a small store and a short run
-        ("storage.packs.compaction.DEAD_BYTES_MIN",),
+        ("snapline.storage.packs.compaction.DEAD_BYTES_MIN",),
         (1, 1000),
         with_it=(
-            ("storage.packs.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
-            ("storage.packs.compaction.MERGED_PACKS_MIN", lambda _: 2),
-            ("coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS", lambda _: _ms(100)),
-            ("coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS", lambda _: _ms(100)),
+            ("snapline.storage.packs.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
+            ("snapline.storage.packs.compaction.MERGED_PACKS_MIN", lambda _: 2),
+            ("snapline.coordinator.leader.epochs.epoch_lifecycle.SWEEP_NS", lambda _: _ms(100)),
+            ("snapline.coordinator.leader.epochs.epoch_lifecycle.SWEEP_IDLE_NS", lambda _: _ms(100)),
         ),
     ),
-    "packs_per_epoch": Limit(("storage.packs.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
-    "packs_merged": Limit(("storage.packs.compaction.MERGED_PACKS_MIN",), (2,)),
-    "compact_bytes": Limit(("storage.packs.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
-    "journal_run": Limit(("storage.capture.sealed_journal.RUN_ENTRIES",), (1, 2, 3)),
-    "run_chunks": Limit(("storage.packs.parts.RUN_CHUNKS_MAX",), (1, 2)),
-    "hour_s": Limit(("storage.retention.retention_policy.HOUR_NS",), (1, 2), _s_ns),
-    "day_s": Limit(("storage.retention.retention_policy.DAY_NS",), (3, 5), _s_ns),
-    "deleted_at_once": Limit(("storage.retention.pins.DELETED_AT_ONCE",), (1, 2)),
+    "packs_per_epoch": Limit(("snapline.storage.packs.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
+    "packs_merged": Limit(("snapline.storage.packs.compaction.MERGED_PACKS_MIN",), (2,)),
+    "compact_bytes": Limit(("snapline.storage.packs.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
+    "journal_run": Limit(("snapline.storage.capture.chunking.RUN_ENTRIES",), (1, 2, 3)),
+    "run_chunks": Limit(("snapline.storage.capture.decoder.RUN_CHUNKS_MAX",), (1, 2)),
+    "hour_s": Limit(("snapline.storage.retention.epoch_retention.HOUR_NS",), (1, 2), _s_ns),
+    "day_s": Limit(("snapline.storage.retention.epoch_retention.DAY_NS",), (3, 5), _s_ns),
+    "deleted_at_once": Limit(("snapline.storage.retention.pins.DELETED_AT_ONCE",), (1, 2)),
 }
 
 
@@ -216,7 +227,7 @@ def _patches(limit: Limit, value: int) -> Iterator[Patch]:
 
 def _owner(place: str) -> tuple[object, str]:
     module, _, constant = place.rpartition(".")
-    return importlib.import_module(f"snapline.{module}"), constant
+    return importlib.import_module(module), constant
 
 
 # -- manifests ------------------------------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ class ManifestDecoder(Protocol):
 
 def manifests_cached() -> contextlib.AbstractContextManager[None]:
     """Cache decoded manifests during one run, so that the store decodes each once."""
-    return patched([(store_files, "decode_manifest", remembered(decode_manifest))])
+    return patched([(manifest, "decode_manifest", remembered(decode_manifest))])
 
 
 def remembered(decode: ManifestDecoder) -> ManifestDecoder:
@@ -242,11 +253,11 @@ def remembered(decode: ManifestDecoder) -> ManifestDecoder:
 
     def decoded(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
         key = data, root, path, epoch
-        manifest = known.get(key)
-        if manifest is None:
+        found = known.get(key)
+        if found is None:
             if len(known) >= MANIFESTS_KEPT:
                 known.clear()
-            manifest = known[key] = decode(data, root=root, path=path, epoch=epoch)
-        return manifest
+            found = known[key] = decode(data, root=root, path=path, epoch=epoch)
+        return found
 
     return decoded

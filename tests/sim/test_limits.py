@@ -63,7 +63,7 @@ def places_of(name: str) -> list[str]:
 
 def value_at(place: str) -> object:
     module, _, constant = place.rpartition(".")
-    return vars(importlib.import_module(f"snapline.{module}"))[constant]
+    return vars(importlib.import_module(module))[constant]
 
 
 def imported_places() -> dict[str, list[str]]:
@@ -71,11 +71,11 @@ def imported_places() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for folder in PRODUCT:
         for path in (ROOT / folder).rglob("*.py"):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            module = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snapline."):
                     for alias in node.names:
-                        home = f"{(node.module or '').removeprefix('snapline.')}.{alias.name}"
+                        home = f"{node.module}.{alias.name}"
                         found.setdefault(home, []).append(f"{module}.{alias.asname or alias.name}")
     return found
 
@@ -85,7 +85,10 @@ def test_a_limit_is_set_wherever_its_constant_is_bound() -> None:
     for name in LIMITS:
         places = places_of(name)
         for place in LIMITS[name].places:
-            assert set(imported.get(place, [])) <= {*places, "coordinator.service.backup.PLANS_KEPT"}, (name, place)
+            assert set(imported.get(place, [])) <= {*places, "snapline.coordinator.service.backup.PLANS_KEPT"}, (
+                name,
+                place,
+            )
         assert len({str(value_at(place)) for place in LIMITS[name].places}) <= 2, name  # the two pauses of the sweep
 
 

@@ -7,8 +7,8 @@ import pytest
 from snapline.errors import DamagedDataError
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.product_patches import MANIFESTS_KEPT, manifests_cached, remembered
-from snapline.storage.disk import store_files
 from snapline.storage.disk.layout import manifest_path
+from snapline.storage.packs import manifest
 from snapline.storage.packs.manifest import Manifest, Metadata, decode_manifest, encode_manifest
 from snapline.storage.store.store import Store
 
@@ -56,4 +56,4 @@ def test_a_store_sees_damage_that_comes_after_it_has_read_a_manifest() -> None:
         disk.flip(manifest_path(root), 300)
         with pytest.raises(DamagedDataError):
             store.read_manifest(root)
-    assert vars(store_files)["decode_manifest"] is decode_manifest, "put back"
+    assert vars(manifest)["decode_manifest"] is decode_manifest, "put back"
