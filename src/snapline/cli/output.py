@@ -18,7 +18,6 @@ from snapline.security.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-DAY_S = 86_400.0
 API_VERSION = "snapline/v1"
 """Version of all JSON documents. It changes when a field changes its name or meaning."""
 
@@ -174,7 +173,8 @@ def concern_lines(result: Document) -> list[str]:
 
 
 def _concern_line(row: Document, now_s: float) -> str:
-    since_s, remedy = row.get("since_s"), row.get("remedy")
-    at_s = now_s - since_s if isinstance(since_s, int | float) else now_s
-    clock = time.strftime("%H:%M:%S" if now_s - at_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(at_s))
-    return f"{row.get('text', '')}, since {clock}" + (f". To do: {remedy}" if remedy else "")
+    from snapline.messages.status import describe_concern
+
+    since_s = row.get("since_s")
+    age_s = since_s if isinstance(since_s, int | float) else 0.0
+    return describe_concern(str(row.get("text", "")), str(row.get("remedy") or ""), since_s=age_s, now_s=now_s)

@@ -17,8 +17,6 @@ WINDOW_S = 5.0
 """Window of a rate, the last few seconds: hosts report their counts with heartbeats, not on request."""
 
 
-DAY_S = 86_400.0
-
 ENDED = ("finished", "failed")
 """Phases in which the fleet has ended."""
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from snapline.messages.status import FleetStatus, HostStatus
+from snapline.messages.status import FleetStatus, HostStatus, describe_concern
 from snapline.security.printable import printable
 from snapline.view.display_text import (
     Tone,
@@ -59,7 +59,10 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     if heard.trouble:
         parts.append(_text(f"! {heard.trouble}; this is how it stood before", style="red"))
     concerns = [
-        _text(f"! {each.line(heard.updated_s)}", style=COLORS[tone_of("concern", each.kind)])
+        _text(
+            f"! {describe_concern(each.text, each.remedy, since_s=each.since_ns / 1e9, now_s=heard.updated_s)}",
+            style=COLORS[tone_of("concern", each.kind)],
+        )
         for each in facts.concerns[:CONCERNS_MAX]
     ]
     if len(facts.concerns) > CONCERNS_MAX:
