@@ -32,7 +32,7 @@ from snapline.sim.oracles.ground_truth_records import (
     Report,
     show,
 )
-from snapline.sim.oracles.inputs import Drop, Drops
+from snapline.sim.oracles.input_output_oracles import Drop, Drops
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 

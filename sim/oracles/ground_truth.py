@@ -54,8 +54,7 @@ from snapline.sim.oracles.ground_truth_records import (
     show,
     stash_of,
 )
-from snapline.sim.oracles.inputs import InputOracle
-from snapline.sim.oracles.outputs import OutputOracle
+from snapline.sim.oracles.input_output_oracles import InputOracle, OutputOracle
 from snapline.sim.oracles.turn_oracles import EffectOracle, RollbackOracle, StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 

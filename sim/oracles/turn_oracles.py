@@ -33,7 +33,7 @@ from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.messages.effect_records import UNDO
 from snapline.sim.oracles.ground_truth_records import Report
-from snapline.sim.oracles.inputs import InputOracle
+from snapline.sim.oracles.input_output_oracles import InputOracle
 from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 

@@ -2,7 +2,7 @@
 
 A program sends a few inputs at once, and may wait for their outcomes before it continues. It resends inputs of unknown outcome with the same key,
 and repeats some that have a receipt. It also gives up, drops open sends, or closes its client and starts a new one. The core's results are reported
-to the oracle (`oracles/inputs.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
+to the oracle (`oracles/input_output_oracles.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
 and to some that have stopped.
 
 `ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real one. Each request returns as one event to

@@ -39,7 +39,7 @@ from snapline.messages.answers import RestoreReply
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.messages.effect_records import outside_key
 from snapline.sim.oracles.dead_letters import command_name
-from snapline.sim.oracles.outputs import ReadRelease
+from snapline.sim.oracles.input_output_oracles import ReadRelease
 from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Future, Kernel, VirtualLoop, drive, settle

@@ -28,8 +28,8 @@ from snapline.messages.status import Standing
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
 from snapline.sim.choices import Choices
+from snapline.sim.oracles.input_output_oracles import flat
 from snapline.sim.oracles.line_oracles import Frozen
-from snapline.sim.oracles.outputs import flat
 from snapline.sim.scenario import Scenario, joining_hosts, reads_outputs
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clients import Clients

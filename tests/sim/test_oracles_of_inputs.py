@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.sim.oracles.ground_truth_records import AgentHistory
-from snapline.sim.oracles.inputs import InputOracle
+from snapline.sim.oracles.input_output_oracles import InputOracle
 
 Finding = tuple[str, str]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, CutPlace, CutRecord
-from snapline.sim.oracles.outputs import OutputOracle
+from snapline.sim.oracles.input_output_oracles import OutputOracle
 from snapline.storage.outputs.output_record import EmittedOutput, Release
 
 
