@@ -42,8 +42,8 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
-from snapline.sim.oracles import cuts
-from snapline.sim.oracles.cuts import StopOracle
+from snapline.sim.oracles import cut_oracles
+from snapline.sim.oracles.cut_oracles import StopOracle
 from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
@@ -294,7 +294,7 @@ class Judge:
             if self._is_within:
                 self.report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
             return
-        cut, findings = cuts.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
+        cut, findings = cut_oracles.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
         base_epoch = self._base_of(epoch)
         base = self._cuts.get(base_epoch)
         self._cuts[epoch] = cut
@@ -330,9 +330,9 @@ class Judge:
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         """Compare an epoch, all of whose images are known, with the ground truth."""
-        self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
+        self._report_all(t_ns, cut_oracles.check_counts(self.books, cut, checkpoints))
         if self._terms.with_clocks:
-            self._report_all(t_ns, cuts.check_clocks(self.books, cut))
+            self._report_all(t_ns, cut_oracles.check_clocks(self.books, cut))
         for agent, checkpoint in checkpoints.items():
             self._check_dead_letters(t_ns, cut, agent, checkpoint)
         whole_cut = Cut(cut.epoch, checkpoints, self._fleet)
@@ -340,7 +340,7 @@ class Judge:
         broken = self._terms.check_cut(whole_cut)
         if broken:
             self.report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
-        for name in cuts.situations(self.books, cut, checkpoints):
+        for name in cut_oracles.situations(self.books, cut, checkpoints):
             self.probes.hit(name)
 
     def _check_dead_letters(self, t_ns: int, cut: CutRecord, agent: str, checkpoint: AgentCheckpoint) -> None:
@@ -487,7 +487,7 @@ class Judge:
         received all, are compared. `is_released`: the outputs of the newest complete epoch are released.
         """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
-        for name in cuts.situations_at_end(self.books, self._fleet.agents):
+        for name in cut_oracles.situations_at_end(self.books, self._fleet.agents):
             self.probes.hit(name)
         branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
         if branch is None or self.violations:
