@@ -17,7 +17,7 @@ the agents or in this queue. Above twice the limits the queue is *full*: the hos
 
 *Reused chunks.* An agent's next checkpoint may refer to chunks already in the store instead of writing them again. For each epoch that this host has
 written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only its chunks are reused, since only
-these are certain to stay until the new epoch is decided (`storage/packs/gathering.py`). A plan drops all tables; the epoch that its line was loaded
+these are certain to stay until the new epoch is decided (`storage/packs/checkpoint_packs.py`). A plan drops all tables; the epoch that its line was loaded
 from becomes the base. Only coordinated epochs have a base. Other checkpoints are in packs that are created and deleted with the recovery line, so
 each pack holds all its chunks.
 """

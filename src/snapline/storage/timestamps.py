@@ -1,8 +1,6 @@
-"""Formatting of times in manifests and documents.
+"""Times: their format in manifests and documents, and ages that are robust against clock corrections.
 
-Ages that are robust against clock corrections: of idempotency keys, and of released outputs.
-
-If a clock jumps ahead by an hour or fifty years, all items would be old at once, even keys that clients still
+Ages are those of idempotency keys and of released outputs. If a clock jumps ahead by an hour or fifty years, all items would be old at once, even keys that clients still
 repeat and outputs that nobody has read. So an age is a sum of the steps between consecutive items, and each step counts only up to a limit.
 """
 

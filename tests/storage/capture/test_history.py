@@ -191,7 +191,7 @@ def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
 )
 @example([20] * 7 + [40], random.Random(1), 40)
 def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random, times: int) -> None:
-    """The invariants that `history_segments.py` states, for contents of any sizes."""
+    """The invariants that `history.py` states, for contents of any sizes."""
     target, segments, joined = 4096, list[Segment](), b""
     for size in sizes * times:
         content = draw.randbytes(size)

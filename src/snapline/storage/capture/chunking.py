@@ -17,9 +17,7 @@ twice, neither among the new nor among the reused chunks. (3) The table names on
 
 Opaque blobs arrive whole and are cut here, since cutting would take too long in the pause.
 
-Content-defined chunks: cuts depend on the surrounding bytes, not on their offset.
-
-The problem: bytes inserted early in a document shift all later ones. With chunks of a fixed size each later chunk is new.
+**Content-defined chunks.** Cuts depend on the surrounding bytes, not on their offset. The problem: bytes inserted early in a document shift all later ones. With chunks of a fixed size each later chunk is new.
 Here a cut is made where a hash of the preceding 32 bytes is small. Such places move along with their bytes, so after the
 insertion the old cuts, and the old chunks, recur.
 
@@ -42,9 +40,8 @@ whole window, low ones do not); the window may begin before the chunk.
 Invariant: the cuts are a function of the bytes alone, on every machine and in every release. A violation would only store
 blobs again after an upgrade, since chunks are found by their digests.
 
-The journal of a durable turn in checkpoints: sealed runs of entries as chunks, and the open rest in the checkpoint itself.
-
-The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are
+**Sealed journals.** A checkpoint holds the journal of a durable turn as sealed runs of entries, which are chunks, and the open rest
+in the checkpoint itself. The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are
 *sealed* in runs, beginning with the oldest. A run becomes a chunk: written once, and named by later checkpoints, like an unchanged chunk of a
 state. Code that stores, copies, checks or deletes chunks needs no change. The rest, less than a run, is in the turn itself.
 
@@ -271,7 +268,7 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob into chunks. Their tokens count up from the blob's: see `blob_value.py`."""
+    """Cut a large blob into chunks. Their tokens count up from the blob's: see `values.Blob`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
     blob_chunk = part.chunks[0]

@@ -11,9 +11,7 @@ refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered
 
 A state without parts is decoded by a cached decoder.
 
-Reading the parts of states: each chunk goes straight into the memory that the array will use.
-
-Adjacent chunks of a pack are read with one call. If they are stored plain, no copy is made: headers and
+**Reading the parts.** Each chunk goes straight into the memory that the array will use. Adjacent chunks of a pack are read with one call. If they are stored plain, no copy is made: headers and
 contents go to their own buffers (`read_into`). Every digest is checked before the bytes are returned (G11). Two threads read large
 amounts: reading and hashing both release the interpreter's lock. From an object store, several ranges are always read in parallel.
 """
@@ -386,7 +384,7 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` is called once if a chunk cannot be read: compaction may have moved it (`generations.py`)."""
+        """Create the reader. `others` is called once if a chunk cannot be read: compaction may have moved it (`compaction.py`)."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch

@@ -1,7 +1,7 @@
 """Takes the image of a state between two turns: the only pause that an agent feels.
 
 The problem: a state may hold gigabytes, and the agent must not continue before it has been read. So only values that may change
-afterwards are copied, at memory speed, into warm memory (`arena.py`). A worker thread does all slower work (hashing, compressing, writing)
+afterwards are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread does all slower work (hashing, compressing, writing)
 on the copy.
 
 Destinations:

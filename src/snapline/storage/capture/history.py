@@ -5,7 +5,7 @@ ms of pause, and stores 11 MB again.
 
 The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes
 only the log, as a new *segment*. All segments in order give the list (`history_operations.py`); small ones are
-merged (`history_segments.py`). So editing or dropping old records does not rewrite the rest.
+merged. So editing or dropping old records does not rewrite the rest.
 
 Overwritten or deleted records stay in old segments as dead bytes. When more than half of all bytes are dead,
 the next capture rewrites the list. A rewrite costs at most twice the dead bytes: spread over the edits, each costs a
@@ -18,11 +18,9 @@ Invariants. (1) All segments, followed by the log, give the list. (2) A segment 
 capture changes nothing. Any number of epochs may abort: a segment keeps its bytes until it is in a base, and the log is
 only cleared when it has become a segment.
 
-A record is encoded once, so it must not change: see `frozen_records.py`. All methods belong to the agent's event loop.
+A record is encoded once, so it must not change. All methods belong to the agent's event loop.
 
-The segments of a history: immutable contents, each one chunk of the store.
-
-The problem: a capture that writes only the appended records leaves one small segment behind. After ten thousand captures a
+**Segments** are immutable contents, each one chunk of the store. The problem: a capture that writes only the appended records leaves one small segment behind. After ten thousand captures a
 checkpoint would name ten thousand segments. Merging all of them each time would write everything each time.
 
 So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size
@@ -41,9 +39,7 @@ are at most `OPEN_SEGMENTS_MAX`. (3) Of two neighbours among the others, at leas
 Bytes are kept in memory only where they may be needed: of open segments, for merging, and of full ones until a base contains
 them. A token identifies the segment in the table of the base; a merged segment gets a new one.
 
-Checks that records of a history cannot change after they were appended.
-
-A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
+**Frozen records.** A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
 contents. So mutable records are refused when they are appended.
 
 Inspecting each record would cost more than appending it. So the declared types of the fields of a frozen struct or dataclass

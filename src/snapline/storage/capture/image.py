@@ -1,4 +1,4 @@
-"""Result of a capture, for the writer: a skeleton and parts.
+"""Result of a capture, for the writer: a skeleton and parts; and the memory that the parts are copied into.
 
 A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part holds a large or rarely changed value:
 the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's index in the list.
@@ -13,16 +13,12 @@ whether a chunk has changed (in an array that was copied whole), its token is 0 
 
 An image is used once, by one worker, and then released: its buffers go back to the arena.
 
-Tokens: numbers that identify one content each, and are never reused.
-
-All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
+**Tokens.** All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
 two contents could have one token, and a checkpoint would silently hold the wrong bytes.
 
 A token is meaningless outside the process that drew it, and is never stored.
 
-The arena: warm memory into which the encoder copies values that may change after the pause.
-
-The problem: a copy into fresh memory runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and
+**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: a copy into fresh memory runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and
 prefaulted once, and kept after an image has been written. Buffers that the writer still reads cannot be reused, so a second
 capture takes other buffers: two sets alternate.
 
@@ -64,7 +60,7 @@ PART_BLOB = 3
 PART_TENSOR = 4
 """Kind of a part: like an array. Head: MessagePack of `[torch dtype, shape]`."""
 PART_JOURNAL = 5
-"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs: see `sealed_journal.py`."""
+"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs: see `chunking.py`."""
 
 Buffer = bytes | bytearray | memoryview
 

@@ -1,11 +1,9 @@
-"""Torch tensors as bytes, through NumPy, without importing torch: a process with tensors has already imported it.
+"""NumPy and torch without importing them: a process with arrays or tensors has already imported their library, and importing costs time.
 
 A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy
 (bfloat16, the 8-bit floats) need no special case. Dtype, shape and values are saved. The device
 (tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized
 tensors are refused: they would be restored as something else.
-
-Access to NumPy only if it is already loaded: without it there are no arrays, and importing it costs time.
 """
 
 import math

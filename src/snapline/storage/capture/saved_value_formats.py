@@ -1,8 +1,8 @@
-"""Reads the first values of an array or tensor without NumPy or torch, and without reading the rest.
+"""Saved values as text for people, JSON, NumPy files and plain values, without the classes that wrote them.
 
-Encoded states and messages as text for people, without the classes that wrote them, and without NumPy.
+`first_values` reads the first values of an array or tensor without NumPy or torch, and without reading the rest.
 
-A description is made of dicts, lists and scalars:
+**Text.** Encoded states and messages are described without NumPy. A description is made of dicts, lists and scalars:
 
     array, tensor   {"dtype", "shape", "values"}: the first values, in C order
     history         {"records", "bytes", "first", "last"}; an inline history is a list
@@ -10,17 +10,13 @@ A description is made of dicts, lists and scalars:
 
 Values in a part of their own are only read on request; otherwise only their size is shown as `bytes`.
 
-A saved state as JSON, without the classes that wrote it, and without NumPy.
-
-Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text; other keys become their
+**JSON** is made without NumPy. Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text; other keys become their
 text. NaN and infinities, which JSON lacks, become null. Pickles, random generators and arrays of types that only NumPy can decode
-are shown by kind and size. `plain_values.py` makes the same values for Python.
+are shown by kind and size.
 
-An array of a snapshot as a file in NumPy's format, version 1.0, written without NumPy.
+**NumPy files.** `write_npy` writes an array of a snapshot in NumPy's format, version 1.0, without NumPy.
 
-A saved state as plain values: dicts, lists, scalars, NumPy arrays, torch tensors, bytes. The classes that wrote it are not needed.
-
-A record (a struct, a dataclass) becomes a dict. As in MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs
+**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct, a dataclass) becomes a dict. As in MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs
 text. A history becomes the list of its records, a blob its bytes. A pickle stays bytes, since loading it would run code.
 """
 

@@ -4,11 +4,9 @@ Dicts, lists and scalars are decoded as they are. Values that MessagePack cannot
 and chunks, and read their bytes on request. So two states with gigabytes of arrays are compared by the digests
 of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
 
-`describe.py` describes such a tree for people, `plain_values.py` converts it to the values themselves.
+`saved_value_formats.py` describes such a tree for people, and converts it to JSON or to the values themselves.
 
-Decodes MessagePack whose maps have records as keys, such as a state with a `dict[Point, int]`, without the class of the records.
-
-msgspec decodes such a record as a dict, which cannot be a key. Here the key becomes a tuple of its (name, value) pairs. Only
+**Records as keys.** A map may have records as keys, such as a state with a `dict[Point, int]`. msgspec decodes such a record as a dict, which cannot be a key. Here the key becomes a tuple of its (name, value) pairs. Only
 maps and arrays are split up; every other value is cut out and passed to msgspec. This is slow, and only used after msgspec has failed.
 """
 

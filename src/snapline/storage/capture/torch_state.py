@@ -23,9 +23,7 @@ Invariants:
 Not saved, since `state_dict()` lacks it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
 devices, generators of other devices than the CPU. The code that builds the model sets these.
 
-Converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and back.
-
-Problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and
+**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` back. Problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and
 one tensor under two names as two. So values that it cannot represent get a mark: a dict with the one key `""`.
 
     {"": ["tuple", [item, …]]}              {"": ["set", [item, …]]}, sorted

@@ -1,4 +1,4 @@
-"""Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually. `trackers.py` has the theory.
+"""Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually.
 
 - `tracked_array`, `adopt`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
   capture. Without kernel support, and for small arrays, the array is an ordinary one and captures copy it whole.
@@ -9,9 +9,7 @@ After a restore, an array that was tracked when it was captured (`is_tracked`) i
 tracks it again. With `assume_stored` its first capture already copies only changes. Marks end with the process: the
 first mark after a restore starts over, and the capture after it is complete.
 
-Trackers of changes in an array: by the kernel, or by the user's marks. `tracked.py` is the API.
-
-Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
+**Trackers** find the changes in an array: by the kernel, or by the user's marks. Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
 that changed since the previous capture. A token identifies one content and is never reused. So one rule holds for any
 base: a chunk whose token is in the base's table has the base's content, and is returned without data; all others are
 copied. An aborted epoch needs no cleanup: its tokens are simply not in the next base, and those
@@ -29,9 +27,7 @@ Invariants:
 
 Call trackers between turns, on the thread that runs the agent's turns, and never on two threads at once for one array.
 
-Memory ranges of an array, a row or a run of chunks. Pure arithmetic; needs NumPy only when called.
-
-Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
+**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which needs NumPy only when called. Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
 """
 
 import logging

@@ -1,12 +1,12 @@
-"""Encoding and decoding of single values that MessagePack cannot represent.
+"""Encoding and decoding of single values that MessagePack cannot represent, among them `Blob`.
 
 msgspec passes every value of an unknown type to `encode_value` and gets an extension for it: a code and a body.
 
     1  NumPy array     length of head (1 byte) | head = MessagePack of [dtype, shape] | bytes in C order
     2  part            MessagePack integer: its index in the image's list of parts
     3  History         MessagePack array of its records
-    4  random.Random   see `generators.py`
-    5  numpy Generator see `generators.py`
+    4  random.Random   see below
+    5  numpy Generator see below
     6  Pickled         0 | pickle, or 1 | MessagePack integer: the part that holds the pickle
     7  torch.Tensor    as an array, with torch's name of the dtype
     8  Blob            its bytes
@@ -18,9 +18,7 @@ The rule of this module: a value is restored equal and of the same class, or is 
 lose their class are refused. No module is imported for the check: if a module
 is not loaded, its types have no instances. Nothing here runs code from the data, except a permitted pickle.
 
-`Blob`: opaque bytes in a state, such as a large document or a serialized model.
-
-A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
+**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
 same bytes shares most chunks with the old one, since the content decides where chunks are cut.
 
 Cutting takes 2 to 3 ns per byte: too long for the pause. So the first capture passes on the whole blob under one token,
@@ -28,9 +26,7 @@ the first of a block that belongs to it. The worker (`chunking.py`) cuts it and 
 … in its table. When that table is the base, the blob finds its chunks there. So the threads share nothing, and
 the blob itself remembers only one number. If the epoch fails, the next worker cuts again.
 
-The states of random generators: `random.Random` and `numpy.random.Generator`.
-
-A restored agent must draw the same numbers as the lost one would have drawn (G3). So all of a generator's state is saved: the
+**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers as the lost one would have drawn (G3). So all of a generator's state is saved: the
 bits, the value that `gauss` keeps for its next call, and the seed sequence from which NumPy's generators spawn others.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
@@ -541,6 +537,4 @@ def _make_history(record_type: Any, records: Buffer) -> object:
 
 
 def _make_blob(data: bytes) -> object:
-    pass
-
     return Blob(data)

@@ -22,7 +22,7 @@ Huge pages may stay on: on a write the kernel splits an armed huge page, so the 
 Measured on Linux 6.18, 1 GiB: arming 0.07 ms with huge pages, 8 ms without; scans with 1 % written 0.1 to 0.7 ms either way.
 
 Numbers are from the kernel's `userfaultfd.h`, `fs.h`; `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
-Carries no guarantee alone: G11 and G1 need complete captures, so `tracked.py` is tested against full comparison.
+Carries no guarantee alone: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
 """
 
 import array

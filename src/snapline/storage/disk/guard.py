@@ -2,7 +2,7 @@
 
 Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not.
 
-Decryption of data with a key of its own: batches of host logs, and parts of output files.
+`open_data` decrypts data with a key of its own: batches of host logs, and parts of output files.
 """
 
 from typing import Protocol

@@ -1,7 +1,7 @@
 """Paths of a store's files, and names of stores.
 
     snapline-store                          identity: the store's id
-    fork                                    record of the parent fleet, if the fleet is a fork (`fork_record.py`)
+    fork                                    record of the parent fleet, if the fleet is a fork (`store_files.py`)
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
     checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
     manifests/<root>.<generation>           contents of one epoch, and their places
@@ -11,7 +11,7 @@
     outputs/…                               outputs of agents, and positions of their consumers (`storage/outputs/`)
     shelves/<stream>/<n>                    object streams of programs that use the store (`storage/object_streams/`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
-    replicas/<replica>.<number>             logs that the coordinator's replicas have had (`log_marks.py`)
+    replicas/<replica>.<number>             logs that the coordinator's replicas have had (`store_files.py`)
     probes/<random>                         files that show whether two processes see the same store
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
                                             of host logs log-<plan>-…, of outputs output-<epoch>-…, of object streams shelf-<n>-…

@@ -18,14 +18,10 @@ The caller's one duty: sync a new directory in its parent before a file inside i
 A simulator replaces `Disk`; the crash test records its calls. Paths are relative to the store; `""` is the store itself.
 All methods raise only OSError.
 
-Lock files: one process at a time; the second gets an error that names the first.
-
-The kernel releases a lock when its descriptor is closed or its process ends in any way. The file's text is for people: it names the
+**Lock files.** One process at a time holds a lock; the second gets an error that names the first. The kernel releases a lock when its descriptor is closed or its process ends in any way. The file's text is for people: it names the
 holder, but only while the file is locked.
 
-Parallel calls to a disk: an object store has a high latency per request, and parallel requests hide it.
-
-A pack is one object, sent by one conditional request. So it exists whole or not at all, and a failure is retried
+**Parallel calls.** An object store has a high latency per request, and parallel requests hide it. A pack is one object, sent by one conditional request. So it exists whole or not at all, and a failure is retried
 for the whole pack (`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted
 upload would stay until somebody looks for it. Large amounts of data are many packs, and these are sent in parallel.
 """
@@ -96,7 +92,7 @@ _READ_BYTES_MAX = 2**30
 
 
 class StoreUnavailableError(OSError):
-    """The opened store is away, or another store is in its place (`opened_disk.py`)."""
+    """The opened store is away, or another store is in its place (`store_files.OpenedDisk`)."""
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests.
+"""Object stores behind the `Disk` protocol, and the disk that a URL names: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests.
 
 The protocol was made for files. Its calls map onto objects as follows:
 
@@ -12,24 +12,23 @@ The protocol was made for files. Its calls map onto objects as follows:
 | `list_directory` | LIST with a delimiter; the client follows all pages |
 
 **Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several conditional PUTs of one
-name, one succeeds. `opening.open_disk` checks this once, on opening; the class trusts the result
+name, one succeeds. `open_disk` checks this once, on opening; the class trusts the result
 (`DiskCapabilities`).
 
 **A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then meets its own object.
 So FileExistsError means that the name is taken, not by whom. A caller that derives the name from the content compares the existing bytes
-(`files.create_or_compare`). A caller with a random name takes another one (packs: call `Store.write_pack` again). Neither needs
+(`store_files.create_or_compare`). A caller with a random name takes another one (packs: call `Store.write_pack` again). Neither needs
 to know who created the object.
 
 **Departures from a file system**, all harmless to `Store`: empty directories do not exist; a missing one lists as empty;
 `make_directory` never fails. If two threads unlink one name, both may succeed: stores delete silently, so the class checks first.
 
-All methods raise only OSError, and never EIO, which means damaged bytes (`files.reading`): an unreachable store has
+All methods raise only OSError, and never EIO, which means damaged bytes (`store_files.reading`): an unreachable store has
 not damaged anything. Threads may share a disk. After a fork it works in the parent only.
-be reached has damaged nothing. Threads may share a disk. After a fork it works in the parent only.
 
 Carries G4 as `storage/disk/local_disk.py` does: a name has all its bytes, or does not exist.
 
-Opens the disk of a store's URL, and probes what an object store can do.
+**Opening.** `open_disk` opens the disk of a store's URL, and probes what an object store can do.
 
     /data/store, file:///data/store     a directory that all hosts share
     s3://bucket/prefix                  S3 and compatible stores
@@ -138,7 +137,7 @@ class _PendingObject:
 
 
 class ObjectDisk:
-    """Implements `snapline.storage.disk.local_disk.Disk`. Use `opening.open_disk`, unless you bring your own obstore store."""
+    """Implements `snapline.storage.disk.local_disk.Disk`. Use `open_disk`, unless you bring your own obstore store."""
 
     def __init__(
         self,

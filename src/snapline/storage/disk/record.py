@@ -1,11 +1,11 @@
-"""The envelope of every small file, and of a pack's header and index, with a BLAKE3 digest over all preceding bytes.
+"""The envelope of every small file, and of a pack's header and index; and the error for damage to any file.
 
     magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
 
 Integers are little-endian. This outer layout never changes. So a reader can distinguish a damaged file (wrong digest) from
 an intact file of a later version (right digest, unknown version), and reject the latter with a clear error.
 
-Damage found in a store, with its evidence: which file, which epoch, which agent (G11).
+Damage is reported with its evidence: which file, which epoch, which agent (G11).
 """
 
 import struct

@@ -1,8 +1,8 @@
-"""Reading and writing the small files of a store, and the translation of the disk's errors.
+"""The small files of a store (identity, probes, fork record, marks of replicas), and the translation of the disk's errors.
 
-Creating a new store: first its directories, then the identity file, which completes it.
+A new store gets its directories first, then the identity file, which completes it.
 
-The disk of an opened store: a file counts as missing only if the store itself is present, which its id shows.
+**The disk of an opened store** (`OpenedDisk`). A file counts as missing only if the store itself is present, which its id shows.
 
 Problem. A missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then finds no
 pin, log or epoch must not conclude that there was none. Nothing may be created or deleted there either.
@@ -19,22 +19,20 @@ and `StoreReader.judged` reads the id and the file again before it reports damag
 Limits: a store that vanishes and returns twice between two calls is not noticed, nor is one that vanishes between rule 3 and the write.
 On an object store each write costs one more small GET.
 
-The record of a fork: a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
+**The record of a fork.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
 The record is the first file of the store, and the identity is the last. A record without identity is an unfinished fork. Where
 refs are signed, so is the record: otherwise an attacker could allow a fork to make effects.
 
-Marks of the coordinator's logs: the logs that each replica has had, and which of them may vote.
-
-A coordinator replica that lost its disk has forgotten its votes and what it acknowledged. It cannot detect that by
+**Marks of the coordinator's logs.** They record the logs that each replica has had, and which of them may vote. A coordinator replica that lost its disk has forgotten its votes and what it acknowledged. It cannot detect that by
 itself, since a new replica also starts with an empty folder. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the
 right place, since it names the cluster: emptying it too starts another cluster.
 
     replicas/<replica>.<number>     1, 2, 3 …: the newest counts
 
-Files are written once. If two processes write the same number, one of them fails.
+Marks are written once. If two processes write the same number, one of them fails.
 """
 
 import contextlib

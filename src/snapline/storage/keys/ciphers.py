@@ -1,6 +1,6 @@
-"""The ciphers of a store: AES-256-GCM throughout, from the optional package `cryptography`, imported when first needed.
+"""Ciphers and signatures of a store, from the optional package `cryptography`, imported when first needed.
 
-Two uses, with separate keys:
+The cipher is AES-256-GCM throughout. It has two uses, with separate keys:
 
 - *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key under 12 random bytes as
   nonce. Few keys are wrapped with one key-encryption key (one per writer), far below the 2³² where random nonces might
@@ -17,9 +17,7 @@ not match.
 GCM alone does not commit to its key: an attacker could make bytes that decrypt under two keys. So `key_check_value` identifies a key, and is
 compared after unwrapping.
 
-Signatures over refs and host logs: Ed25519, from the optional package `cryptography`, imported when first needed.
-
-A ref makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
+**Signatures** over refs and host logs are Ed25519. A ref makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
 epoch and root authenticates the whole snapshot: without the private key nobody can create or change one, or move one to another store
 or another number. Ed25519 draws no random number, so every leader with the same key writes the same ref,
 as racing leaders must (`Store.publish`).

@@ -4,7 +4,7 @@
     keys/<key id>.<generation>   a writer's data key; its id is 32 random hexadecimal digits
 
 A record (kind `KEYS`) is written once. Rotation writes the same key, wrapped again, as the next generation,
-and removes the old one (`key_rotation.py`). So several generations of one key may exist for a while, and reading follows
+and removes the old one (`rotate`). So several generations of one key may exist for a while, and reading follows
 two rules:
 
 1. The newest generation that can be unwrapped counts. An older one counts only if the newest intact one has the same check,
@@ -15,9 +15,7 @@ two rules:
 The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check. So a record under another
 name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage without any key.
 
-Key rotation: every key of a store is wrapped by another key-encryption key. Packs are not rewritten.
-
-Rotation works in rounds, until a round finds nothing to do:
+**Rotation** wraps every key of a store by another key-encryption key. Packs are not rewritten. Rotation works in rounds, until a round finds nothing to do:
 
 1. open every key with the old or the new keys. If a key needs another key file, stop: nothing has been changed;
 2. write each key that the new key does not wrap yet as the next generation, durably;

@@ -1,6 +1,6 @@
-"""Records of deleted batches of host logs, made by the deleter.
+"""Deletion from host logs: which batches may be deleted, and records of the deleted ones.
 
-The problem. Anyone who can write to the store can remove a batch without a trace: deletion of garbage leaves gaps in logs, and nothing else
+**Records of deleted batches.** The deleter makes them. The problem. Anyone who can write to the store can remove a batch without a trace: deletion of garbage leaves gaps in logs, and nothing else
 records where logs end. The model is that of `store/protection.py`: the attacker has no key.
 
 Where a store is signed or encrypted, a record lists batches before they are deleted (`log/deleted.<random>`, kind `LDEL`). The record holds
@@ -13,9 +13,7 @@ or because somebody has restored it. Such a batch is garbage and is ignored.
 
 Carries R1 of inputs, also against tampering.
 
-Finds which batches of host logs may be deleted.
-
-The problem. After a failure an agent goes back to an epoch, and gets its later inputs again from the logs. The target epoch
+**Which batches may be deleted.** The problem. After a failure an agent goes back to an epoch, and gets its later inputs again from the logs. The target epoch
 is not known in advance: the newest one may still be rejected. So an input must stay as long as a kept epoch could need it.
 
 The model. A cut holds for each agent in it the number of the last input that the agent had consumed. An epoch *covers* an input in two cases:

@@ -1,18 +1,16 @@
-"""Reading host logs. An entry counts as durable only after its reader has synced its directory.
+"""Reading and writing host logs: listing and reading entries, appending batches, sealing logs, and deleting batches.
 
-A reader may see an entry before it is durable: its writer may die before it syncs the directory. If the reader acted on it
+**Reading.** An entry counts as durable only after its reader has synced its directory. A reader may see an entry before it is durable: its writer may die before it syncs the directory. If the reader acted on it
 then, a power failure could remove an entry that others rely on. So after a listing the reader syncs every directory with
 new entries. Logs with the mark `sealed` need no sync: the mark is created after a sync, and no entry follows.
 
 Deletion of garbage leaves gaps, so a missing number proves nothing by itself. Where the store is signed or
-encrypted, records list the deleted batches (`deletions.py`), and `missing_batches` returns the ones that are missing otherwise.
+encrypted, records list the deleted batches (`log_deletions.py`), and `missing_batches` returns the ones that are missing otherwise.
 
-Writing host logs: appending batches, sealing logs, and deleting batches.
-
-The problem. A host acknowledges an input once it is durable, and a later owner of the agent must find it. A slow host may not
+**Writing.** The problem. A host acknowledges an input once it is durable, and a later owner of the agent must find it. A slow host may not
 know that it was replaced. Whatever it then writes must be found by the new owner, or must not be acknowledged.
 
-The model. If several processes create the same name, exactly one succeeds (`disk.py`: `link`; `object_disk.py`: a conditional PUT). A log has
+The model. If several processes create the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a conditional PUT). A log has
 one appender. It takes numbers in ascending order, each after the outcome of the previous one is known. There may be many sealers, at
 any time, of any speed, and each may die anywhere. Listing a directory is not atomic: the result contains everything that
 existed throughout the listing, and may miss or contain entries that appeared or disappeared meanwhile.
@@ -39,7 +37,7 @@ take a number in the middle, and the appender would go on above it. The rule pre
 before the deleter looked for the mark, so before the mark existed, so before the sealer listed. So the number that was highest when the
 sealer began to list still exists when it ends, and stops it on its way down.
 
-Where the store is signed or encrypted, deletions are recorded beforehand (`deletions.py`).
+Where the store is signed or encrypted, deletions are recorded beforehand.
 
 After a log is sealed, a late sealer may still create seals in place of deleted batches. They are harmless. So a reader reads *all*
 numbers and skips seals.

@@ -1,4 +1,4 @@
-"""File format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
+"""Names and file format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
 
 All files are records (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record contains its store and path, so
 a file in the wrong place counts as damage.
@@ -9,12 +9,12 @@ bound to the batch's place. Host, plan, start, number and length remain readable
 The signing key belongs to the host, and the coordinator certifies its public half for this log.
 The bytes of seals and marks follow from their places, so any number of processes may write them.
 
-Names of host logs and their entries.
+The names:
 
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
     log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
-    log/deleted.<random>                 the deleted batches of all logs (`deletions.py`)
+    log/deleted.<random>                 the deleted batches of all logs (`log_deletions.py`)
 
 Host ids may contain dashes and dots: the last dash ends the id.
 """

@@ -4,7 +4,7 @@ The problem. A program saves its state after every step, and most of the state h
 After a crash each step must exist whole or not at all. Many threads save, and old steps are deleted.
 
 A **commit** adds and names objects, all or nothing. It is one record at the end of a log (`segments.py`), durable when
-`commit` returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (`index.py`).
+`commit` returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (see the index below).
 Changes that arrive while a commit is being written go into the next one, so many threads share one `fdatasync`.
 
 **One process at a time.** On a file system a lock ensures this: a second process is refused. On an object store nothing prevents it beforehand.
@@ -20,9 +20,7 @@ The caller's duties:
 
 Carries G11 (every byte is checked against a digest before it is used).
 
-In-memory index of an object stream: entries by path and name, objects by digest, and their references.
-
-Pure: the index reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
+**The index** is in memory: entries by path and name, objects by digest, and their references. Pure: the index reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
 older ones, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once.
 Its bytes are dead until compaction rewrites their segment.
 """

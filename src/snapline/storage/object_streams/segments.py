@@ -1,4 +1,4 @@
-"""The segments of an object stream on a disk: appending and reading commits.
+"""Segments of an object stream: their file format, and appending and reading commits on a disk.
 
 The newest segment stays open: a commit is one write and one `fdatasync`. On an object store, whose files cannot grow, each commit is a segment of
 its own. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is whole up to there.
@@ -6,7 +6,7 @@ its own. A segment gets its name only after its first commit is written, as in `
 After a failed write or sync the state of the disk is unknown. The segment is left as it is, and the next commit begins a new segment,
 whose header records the valid length of the old one.
 
-Segment files of an object stream: a header, then commits in sequence; each commit is whole or absent.
+**The file format.** A segment is a header, then commits in sequence; each commit is whole or absent.
 
     shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
     shelves/<stream>/lock    held by the one process that has the stream open

@@ -1,6 +1,6 @@
-"""Reading outputs from a cursor: each output once, with notices of reverted ones.
+"""Released outputs on the disk: releasing them with an epoch, reading each once from a cursor, and deleting those that all consumers have read.
 
-The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
+**Reading.** A reader gets each output once, with notices of reverted ones. The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
 the newest file when it was written (`previous`). A reader reads the files in ascending order. A file whose `after`
 is below the last file read shows that the fleet went back. Then all outputs that the reader has from epochs above `after` are reverted. The reader
 gets a notice (`RevertedEpochs`) before the contents of the file.
@@ -15,14 +15,10 @@ were missed, and the reader gets an error.
 
 A file counts as durable only after its reader has synced the directory, as with host logs.
 
-Named consumers of outputs. The position of each is stored, so outputs it has not read are kept.
-
-A position is a record of kind `OCUR`, written once. A new position has the next number, and the older files are deleted. If several processes
+**Named consumers.** The position of each is stored, so outputs it has not read are kept. A position is a record of kind `OCUR`, written once. A new position has the next number, and the older files are deleted. If several processes
 acknowledge at once, each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
 
-Releasing outputs with an epoch, and deleting outputs that all consumers have read.
-
-The problem. A release is never undone and exists once, whichever processes release it, however often, and wherever they die. A slow
+**Writing.** The problem. A release is never undone and exists once, whichever processes release it, however often, and wherever they die. A slow
 leader that was replaced without knowing it does the same as its successor.
 
 The model. If several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last and

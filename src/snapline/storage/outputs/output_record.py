@@ -1,4 +1,4 @@
-"""File format of released outputs.
+"""Names and file format of released outputs.
 
 All files are records (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the number
 of outputs of each part. The names of other parts contain the random id of their release, which part 0 names. So parts of interrupted tries are
@@ -10,7 +10,7 @@ into parts may differ.
 Where the store is encrypted, the outputs are sealed under their own key, derived from the id of the release. They are
 bound to all other fields of the part. Epoch, root, lengths and counts remain readable.
 
-Names of output files and of the consumers' position files.
+The names of output files, and of the consumers' position files:
 
     outputs/<epoch>.0                   first part of an epoch's release; it holds the number of parts
     outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names

@@ -5,7 +5,7 @@ for readers without this code. `storage/` treats the state itself as opaque byte
 
 All channel numbers count from 1; 0 means that nothing was sent or consumed on that channel.
 
-Records of external effects in an agent's checkpoint (`agent_runtime/host/host_effects.py`).
+A checkpoint also holds records of the agent's external effects (`agent_runtime/host/host_effects.py`).
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,6 @@
-"""Packs of checkpoints that agents take on their own: the material of recovery lines that are not epochs yet.
+"""Reads packs: those of checkpoints that agents take on their own, and those that hosts report for a manifest.
+
+Checkpoints that agents take on their own are the material of recovery lines that are not epochs yet.
 
 The files `checkpoints/<writer>/<plan>.<random>` have the format of an epoch's packs. No file of the store names them:
 hosts report them to the coordinator, which knows which ones a recovery may need, and finds them here after a restart.
@@ -7,14 +9,12 @@ A deleted file that a crash brings back is harmless for the same reason, so dele
 
 Empty directories stay: a host may be about to link a file into one.
 
-Reading packs: reported indexes and blobs, both checked against their digests (G11).
+Reported indexes and blobs are checked against their digests (G11).
 
-Gathers the contents of a manifest from the packs that hosts report: all packs that an epoch needs, and the place of each chunk.
-
-The index of a reported pack names what its checkpoints need from elsewhere: packs written with it, and chunks of a base epoch. Both are
+**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the place of each chunk. The index of a reported pack names what its checkpoints need from elsewhere: packs written with it, and chunks of a base epoch. Both are
 resolved here, once, into a list of every pack and every chunk: the manifest refers to no other manifest.
 
-A host reuses only chunks of its base, and the base must still exist. Deletion spares what any manifest names (`retention.py`). So deletion cannot
+A host reuses only chunks of its base, and the base must still exist. Deletion spares what any manifest names (`epoch_retention.py`). So deletion cannot
 race with reuse, if the caller deletes no epoch between gathering and writing the manifest.
 """
 

@@ -19,7 +19,7 @@ Invariants:
 
 - **I1** Each published root has, at every moment, a generation that is whole: all its packs exist and agree with it.
   Only `retire` removes generations of epochs that stay, and it first reads the indexes of all packs of the newest one.
-- **I2** A pack that any generation names stays (`retention.py`). So a replaced generation *is* the grace period of its packs. A
+- **I2** A pack that any generation names stays (`epoch_retention.py`). So a replaced generation *is* the grace period of its packs. A
   reader that began with it, or a commit that found reused chunks through it, has an hour before anything is deleted.
 - **I3** A manifest names packs of its own or earlier epochs. A new pack has the number of the oldest epoch that needs one of its
   blobs. Checkpoints of different epochs go into different packs, since a pack holds at most one checkpoint of an agent.
@@ -39,19 +39,11 @@ Two processes. Only the leader compacts, but a deposed leader may not know it ye
 - another process's sweep may delete a new pack before a generation names it, if it listed before and deletes after. Therefore sweeps
   skip packs of the writer `WRITER` (`open_writers`). Compaction itself removes them after `GRACE_S` without a name. If a pack
   is missing nevertheless, the generation that names it is not whole: the next call removes it, and the older one is valid
-  again. Readers meanwhile try the other generations (`generations.py`).
+  again. Readers meanwhile try the other generations (`other_generations`).
 
 All this assumes that no process stops for longer than `GRACE_S` between reading and acting.
 
-Carries: G4 and G7, which it must not break; G11 (nothing is copied unchecked).
-
-Generations of a manifest: which of them are valid, and when a replaced one is deleted.
-
-A generation `<root>.<g>` is replaced by a higher one of the same root with other places for the blobs
-(`compaction.py` has the theory). Deletion spares all packs that any manifest names, so a generation keeps its packs as long as it
-exists. So it is removed only after a grace period, and only if the newest one is whole.
-
-Carries part of G4: each published root keeps a generation that is whole.
+Carries: G4 (each published root keeps a generation that is whole) and G7, which it must not break; G11 (nothing is copied unchecked).
 """
 
 import contextlib
@@ -274,8 +266,6 @@ COMPACT_BYTES_MAX = 256 * 2**20
 GENERATIONS_MAX = 8
 """Largest number of generations of one manifest. If more wait for their grace period, nothing is moved: otherwise manifests would fill the disk
 instead of packs."""
-
-__all__ = ["GRACE_S", "WRITER", "Compacted", "Notes", "compact", "plan_compaction", "relocated"]
 
 WritePack = Callable[..., PackReference]
 """`Store.write_pack`."""

@@ -62,7 +62,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         epoch: number of the epoch.
-        created: UTC time, ISO 8601. Used only by retention (`retention_policy.py`).
+        created: UTC time, ISO 8601. Used only by retention (`epoch_retention.py`).
         trigger: its cause, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
@@ -457,7 +457,7 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref (version 2). The Ed25519 signature over `signing.epoch_message` is deterministic, so any leader writes the same bytes."""
+    """Body of a signed ref (version 2). The Ed25519 signature over `ciphers.epoch_message` is deterministic, so any leader writes the same bytes."""
 
     epoch: int
     root: str

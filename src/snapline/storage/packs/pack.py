@@ -1,4 +1,4 @@
-"""A pack: the checkpoints of one host for one epoch, or those taken between epochs, in one file.
+"""A pack and its blobs: the checkpoints of one host for one epoch, or those taken between epochs, in one file.
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
@@ -13,9 +13,9 @@ before it commits the epoch.
 
 The index also lists what the checkpoints in the pack need from elsewhere: chunks of the base epoch (`base`, `reused`), and
 other packs of the same writer and epoch (`others`), written because one pack would be too large. The manifest is built from these lists
-(`gathering.py`).
+(`checkpoint_packs.gather`).
 
-One blob in a pack: a self-contained header, and the stored bytes.
+**A blob** is a self-contained header and the stored bytes.
 
     magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
     | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes

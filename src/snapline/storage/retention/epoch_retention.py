@@ -1,6 +1,6 @@
-"""Deleting epochs and unreferenced files.
+"""Retention of epochs: which snapshots to keep, and deletion of epochs and unreferenced files.
 
-Files are deleted in the order ref, manifest, packs, and the directory is synced after each but the last. So after a crash every ref still
+**Deletion.** Files are deleted in the order ref, manifest, packs, and the directory is synced after each but the last. So after a crash every ref still
 has its manifest, and every manifest its packs. Other remains are garbage, which the next sweep finds.
 
 Packs are shared: an epoch's manifest may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it. This includes
@@ -12,9 +12,7 @@ The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs
 cannot be read, and of epochs and writers that the caller lists as possibly in use. Only one process deletes, and
 only that process publishes: otherwise a ref could appear during the sweep.
 
-Retention of snapshots that no recovery needs: the last ones, one an hour, one a day, manual ones, and held ones.
-
-The problem. A fleet writes a snapshot every few seconds. Keeping all fills any disk. Keeping only the newest does not help somebody
+**The policy.** Snapshots that no recovery needs are kept too: the last ones, one an hour, one a day, manual ones, and held ones. The problem. A fleet writes a snapshot every few seconds. Keeping all fills any disk. Keeping only the newest does not help somebody
 who finds out on Tuesday what went wrong on Sunday.
 
 The model. `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if

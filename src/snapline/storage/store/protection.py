@@ -9,7 +9,7 @@ Model: others may read the store, and may change it arbitrarily, but have no key
   prevents downgrade attacks;
 - they can delete, which keys cannot prevent.
 
-Key hierarchy (`key_files.py`, `key_records.py`, `encryption.py`):
+Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
 
     key-encryption key (a file of the operator)  wraps
       digest key (one per store)                 keys the digests of plain bytes
@@ -183,7 +183,7 @@ class Protection:
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of `message` (`signing.epoch_message`), 64 bytes, the same each time."""
+        """Return the signature of `message` (`ciphers.epoch_message`), 64 bytes, the same each time."""
         if self._signer is None:
             raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
         return ciphers.sign(self._signer, message)

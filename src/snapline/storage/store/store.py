@@ -26,9 +26,7 @@ unreferenced file may remain. Calls may be repeated; `write_pack` then writes an
 Carries: G4 (whole: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
 read is compared with a digest first).
 
-Finds the keys of an encrypted store that are still in use.
-
-Pins, tags and guarded deletion of an opened store: `pins.py` with the store's own disk and randomness.
+`Holds` are the pins and tags of a store, and guarded deletion: `pins.py` with the store's own disk and randomness.
 """
 
 import contextlib
@@ -137,7 +135,7 @@ class Store(StoreReader):
 
     @staticmethod
     def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store at a URL or a plain path (`opening.py`); changes nothing. If `disk` is given, it is used instead of `path`.
+        """Open the store at a URL or a plain path (`object_disk.py`); changes nothing. If `disk` is given, it is used instead of `path`.
 
         With `keys` None, the keys come from the environment (docs/protection.md), unless a `disk` is given.
 

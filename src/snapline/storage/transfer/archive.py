@@ -13,20 +13,16 @@ and signatures stay valid, an encrypted store's archive is encrypted, and nothin
 read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same snapshots of
 the same store give the same bytes: the archive has no times and no owners.
 
-**Reading.** `archive_disk.py` presents the tar to the store as a read-only disk. All of it is verified before anything
-is copied out of it (`transfer.py`).
+**Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. All of it is verified before anything
+is copied out of it (`snapshot_copy.py`).
 
-Carries: G11.
-
-A tar archive as a read-only store disk. The file is not trusted.
-
-The disk accepts exactly what `archive.py` writes. Each header is generated again from name and length and compared with the stored one,
+The file is not trusted: the disk accepts exactly what this module writes. Each header is generated again from name and length and compared with the stored one,
 padding and end are zeros, and nothing follows. So every byte is compared, or covered by a digest that the store checks.
 Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever generated. Names must be
 those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is unpacked. Lengths in the file cause no
 allocations except for the store's own reads, which are bounded.
 
-Supports G11.
+Carries: G11.
 """
 
 import contextlib
@@ -427,7 +423,7 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_flee
     """Verify the whole archive, then copy its snapshots into `target`, in order of their numbers.
 
     A failed copy leaves the previous ones in `target`; another call continues. With `keys` None, the environment's are
-    used. See `transfer.copy_epoch` for its errors and for the caller's duties.
+    used. See `snapshot_copy.copy_epoch` for its errors and for the caller's duties.
 
     Raises:
         NotFoundError: there is no such file.

@@ -8,7 +8,7 @@ The steps, each durable before the next:
 
 1. `fork`, the record of the fork (`disk/store_files.py`). A folder with this record and without the identity is not a store.
 2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
-3. The pending inputs to take along, in a sealed host log of the snapshot's plan.
+3. The pending inputs to take along (those that the snapshot has not consumed; the parent may be running), in a sealed host log of the snapshot's plan.
 4. The ref. A process with the key signs it with the keys given for the fork, which are not those of the parent.
 5. The identity, which completes the store.
 
@@ -18,8 +18,6 @@ The coordinator of the new fleet creates its state from record and manifest when
 The caller's duties: pin the snapshot meanwhile, and let no other process make a fork in the same place (`begin_again` could remove its files).
 
 Carries: G4 (the ref comes after everything it names), G11 (every byte is compared with its digest).
-
-External inputs that a snapshot has not consumed, read from the host logs of a fleet that may be running.
 """
 
 import contextlib

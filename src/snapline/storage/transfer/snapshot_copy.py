@@ -1,4 +1,4 @@
-"""Copying one snapshot into another store, with the same root. Every byte is compared with its digest (G11).
+"""Copying snapshots into another store, with the same root, and moving old ones there. Every byte is compared with its digest (G11).
 
 The problem. A snapshot is a ref, a manifest, and blobs in packs that other snapshots share. The root covers content,
 not places. So a copy has other packs and other places, but the same root, and can be trusted like the original.
@@ -9,7 +9,7 @@ unreferenced garbage, which the next try reuses. A blob is not copied if it is
 1. in a pack that an earlier try of this copy left, or a simultaneous copy by another process;
 2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
 
-The indexes of these packs are read and checked before they are used; their blobs are not (`snapshot_reading.check_epoch`
+The indexes of these packs are read and checked before they are used; their blobs are not (`check_epoch`
 does that). If a manifest with this root and its packs already exist, only the ref is missing.
 
 The caller's duties:
@@ -26,17 +26,13 @@ with the same digests: both without encryption, or both with the keys of one sto
 
 Carries: G4 (the ref comes last; one root for each epoch), G11.
 
-Reading all blobs of one snapshot in the order of their places, to copy or to verify it (G11).
-
-A manifest lists each blob's place and digest. So blobs are read from the manifest alone, and adjacent ones with one call:
+**Reading all blobs of a snapshot.** They are read in the order of their places, to copy or to verify them. A manifest lists each blob's place and digest. So blobs are read from the manifest alone, and adjacent ones with one call:
 from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read only to compare
 the manifest with the packs (`check_places`).
 
-Moving old snapshots to a second, cheaper store: copy, verify the copy, and only then delete the original.
+**Moving old snapshots** to a second, cheaper store: copy, verify the copy, and only then delete the original. The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
 
-The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
-
-The model. Snapshots are copied one after the other, oldest first (`transfer.copy_epoch`), so each finds its unchanged chunks in the
+The model. Snapshots are copied one after the other, oldest first (`copy_epoch`), so each finds its unchanged chunks in the
 previous copy. Then every byte of the copy is read back from the second store and checked. A pack that several
 copies share is read once per run. Only then is a snapshot removed, and never
 
@@ -45,7 +41,7 @@ copies share is read once per run. Only then is a snapshot removed, and never
 3. if both stores are the same: then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
    file by file, or one store under two names), a probe written to the first store and read from the second decides.
 
-A move may be interrupted and repeated. The caller's duties are those of `transfer.py`. As any deletion, removal requires that the store's
+A move may be interrupted and repeated. The caller's duties are those of a copy. As any deletion, removal requires that the store's
 fleet does not run, unless the fleet's coordinator does it.
 
 Supports G7: nothing is deleted without a complete copy.
@@ -563,13 +559,13 @@ def move_epochs(
     """Copy snapshots to `target` and verify the copies; yield each when it is done.
 
     Args:
-        source, target, is_home: see `transfer.copy_epoch`.
+        source, target, is_home: see `copy_epoch`.
         epochs: epochs of `source`.
         holds: pins and tags of `source`; copied epochs are removed there. None removes nothing.
 
     Raises:
         DamagedDataError: bytes of a snapshot or its copy differ from those written. The snapshot was not removed.
-        others: see `transfer.copy_epoch`.
+        others: see `copy_epoch`.
     """
     wanted = sorted(set(epochs))
     if holds is not None:

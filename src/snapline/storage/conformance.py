@@ -1,12 +1,20 @@
-"""Checks of the `Disk` protocol itself.
+"""Conformance checks for every disk of a checkpoint store, including third-party ones.
 
-Shared parts of the disk checks: the declaration of checks, races of threads, and writing files.
+`Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist;
+acknowledged changes are visible to all; listings are complete. The checks test these through the protocol (`storage/disk/local_disk.py`), with many
+threads, and then run whole stores, host logs and outputs on it. They cannot check whether bytes survive a power failure.
 
-Checks of whole stores on a disk.
+In a test suite:
 
-Checks of host logs on a disk.
+    @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
+    def test_my_disk(check: conformance.Check, tmp_path: Path) -> None:
+        check(lambda place: MyDisk(tmp_path / place))
 
-Checks of outputs on a disk.
+`open_disk(place)` returns a new disk object each time. The same place means the same bytes, and a new place is empty.
+So several objects on one place represent several processes. The checks leave their files behind: use disposable places.
+
+Directories may be real or only common prefixes of names. So the checks make no demands on listing a missing directory, creating one twice, or
+unlinking one name from two threads.
 """
 
 import array
@@ -25,6 +33,19 @@ from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
+
+__all__ = [
+    "DISK_CHECKS",
+    "LOG_CHECKS",
+    "OUTPUT_CHECKS",
+    "RACERS",
+    "STORE_CHECKS",
+    "Check",
+    "ConformanceError",
+    "OpenDisk",
+    "check_disk",
+    "checks",
+]
 
 OpenDisk = Callable[[str], Disk]
 """Returns a new disk object for the named place."""
@@ -791,3 +812,22 @@ def _read(store: Store, after: str) -> list[int]:
 
 
 OUTPUT_CHECKS = [check_output_lifecycle, check_one_release_by_many, check_one_consumer_moved_by_many]
+
+
+def checks() -> list[Check]:
+    """Return all checks, the simple ones first. Each is a function of `open_disk` and optionally `racers`."""
+    return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
+
+
+def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
+    """Run all checks, one after the other.
+
+    Args:
+        open_disk: see the module's text.
+        racers: number of threads in checks with races.
+
+    Raises:
+        ConformanceError: names the first failed check, and the reason.
+    """
+    for check in checks():
+        check(open_disk, racers)
