@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from snapline.errors import UsageError
-from snapline.sim.faults.executor import (
+from snapline.sim.faults.fault_executor import (
     WHEN_CAPTURING,
     WHEN_DECIDING,
     WHEN_RECEIVING,

@@ -25,7 +25,7 @@ from functools import partial
 
 from snapline.errors import UsageError
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import DiskMode, Executor, FailpointAction, HangingCall
+from snapline.sim.faults.fault_executor import DiskMode, Executor, FailpointAction, HangingCall
 from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,

@@ -1,4 +1,4 @@
-"""Fault executor of a simulated world; `faults/executor.py` documents its methods."""
+"""Fault executor of a simulated world; `faults/fault_executor.py` documents its methods."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import WHEN_WORKING, DiskMode, FailpointAction, HangingCall
+from snapline.sim.faults.fault_executor import WHEN_WORKING, DiskMode, FailpointAction, HangingCall
 from snapline.sim.faults.faults import schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.hosts import Hosts

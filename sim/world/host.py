@@ -23,7 +23,7 @@ from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.client_requests import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
 from snapline.messages.payloads import split_message
-from snapline.sim.faults.executor import (
+from snapline.sim.faults.fault_executor import (
     WHEN_CAPTURING,
     WHEN_RECEIVING,
     WHEN_RECORDING,

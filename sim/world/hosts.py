@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from snapline.agent_runtime.host.driver_interfaces import RunTurn
 from snapline.agent_runtime.host.host_events import Event, StartTurn
 from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
-from snapline.sim.faults.executor import HangingCall
+from snapline.sim.faults.fault_executor import HangingCall
 from snapline.sim.workloads.dead_letter_patterns import ProcessKilled
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.host_streams import ReplicaSession

@@ -20,7 +20,7 @@ from snapline.coordinator.state.operations import CommitPlan
 from snapline.messages.host_messages import AgentsFrozen, Directive, FreezeAgents
 from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
-from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_SENDING
+from snapline.sim.faults.fault_executor import WHEN_DECIDING, WHEN_SENDING
 from snapline.sim.oracles.line_oracles import Freezes
 from snapline.sim.world.host_streams import HostRun
 from snapline.sim.world.kernel import SimulatedCrash

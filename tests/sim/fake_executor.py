@@ -3,7 +3,7 @@
 from tests.kit.virtual_time import VirtualTime
 
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
+from snapline.sim.faults.fault_executor import DiskMode, FailpointAction, HangingCall
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
+from snapline.sim.faults.fault_executor import DiskMode, FailpointAction, HangingCall
 from snapline.sim.faults.faults import heal, schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts

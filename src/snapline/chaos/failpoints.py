@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.sim.faults.executor import FailpointAction
+from snapline.sim.faults.fault_executor import FailpointAction
 
 
 class ArmedPoint(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from snapline import failpoints
 from snapline.chaos.failpoints import FailpointReader
 from snapline.chaos.preload import FaultCounters
 from snapline.errors import EncodingError
-from snapline.sim.faults import executor as moments
+from snapline.sim.faults import fault_executor as moments
 
 POINTS, CONTROLS, LIMITS_FILE = "points", "controls", "limits.json"
 LOOK_S = 0.02
