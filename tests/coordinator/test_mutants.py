@@ -12,8 +12,7 @@ from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated_epochs
 from snapline.coordinator.leader.recovery_plans import Plans
-from snapline.coordinator.state import fleet_state
-from snapline.coordinator.state import lineage as going_back
+from snapline.coordinator.state import fleet_state, lineage
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     COMPLETE,
@@ -54,7 +53,7 @@ def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
 
 def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
     """G4: the report of one host is enough, and the agents of the others are nobody's concern."""
-    move_on = Epochs._move_on
+    move_on, judge = Epochs._move_on, coordinated_epochs.judge
 
     def one_host(self: Epochs, entry: OpenEpoch) -> None:
         del entry.hosts[1:]
@@ -70,7 +69,7 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
         here = [x for x in state.members_of(epoch) if state.image.agents[x].host in reports]
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(state, "members_of", lambda epoch: here)
-            return coordinated_epochs.judge(state, plan, epoch, reports, *told)
+            return judge(state, plan, epoch, reports, *told)
 
     patch.setattr(Epochs, "_move_on", one_host)
     patch.setattr(coordinated_epochs, "judge", careless)
@@ -203,7 +202,7 @@ def void_marks_are_missing(patch: pytest.MonkeyPatch) -> None:
 
 def void_epochs_are_gone_back_to(patch: pytest.MonkeyPatch) -> None:
     """Somebody who asks for a void epoch gets it."""
-    refusal = going_back.refusal_of_restore
+    refusal = lineage.refusal_of_restore
 
     def mutant(image: FleetImage, epoch: int) -> str:
         reason = refusal(image, epoch)
