@@ -15,10 +15,10 @@ with the epoch makes it known here, whichever comes first. From then on every ag
 have recorded, one marker item goes on each link: everything with an older stamp precedes it on that link. When the marker items of all linked hosts
 have arrived as well, nothing of this epoch can arrive any more. The host's part is then closed, and written to the store in the background.
 
-Life of an input (`inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other agents. The agent's
-checkpoint holds the number of the last consumed input, and each plan delivers later inputs again.
+Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other agents. The
+agent's checkpoint holds the number of the last consumed input, and each plan delivers later inputs again.
 
-Life of an output (`outputs.py`). An output is numbered and kept in its agent's state until an epoch that holds it is released. An effect
+Life of an output (`host_outputs.py`). An output is numbered and kept in its agent's state until an epoch that holds it is released. An effect
 (`host_effects.py`) is called once its intent was released in this way.
 
 Life of a plan. A plan ends the history of every agent here: mailboxes, links and turns are dropped. Agents, channel numbers and in-transit messages
@@ -29,9 +29,9 @@ a turn has an empty mailbox; a parked message has no number.
 
 The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback), `links.py`,
 `channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption, timers), `host_log.py` (what
-must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and to outside), `views.py` (an agent's state),
-`membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside), `durable_turns.py` (turns that wait), `turn_ends.py`,
-the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
+must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and to outside), `views.py` (an agent's
+state), `membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside), `durable_turns.py` (turns that wait),
+`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
