@@ -14,7 +14,8 @@ from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Host
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
 from snapline.channels.frame import LinkHello, Refused
-from snapline.channels.link import LinkCore, judge_identity
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import judge_identity
 from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000

@@ -39,7 +39,7 @@ from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import host_events as ev
 from snapline.channels import channel
 from snapline.channels.frame import Frame, Items, Marker, OpenChannel, decode_control
-from snapline.channels.link import LinkIdentity
+from snapline.channels.link_events import LinkIdentity
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import CREATE
 from snapline.protocols.epoch_stamped import RecordedPart

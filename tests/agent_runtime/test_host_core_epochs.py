@@ -10,7 +10,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.modes import coordinated as mode
 from snapline.channels.frame import LinkHello
-from snapline.channels.link import LINK_VERSION
+from snapline.channels.link_events import LINK_VERSION
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import InTransitMessage

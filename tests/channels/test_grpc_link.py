@@ -20,8 +20,7 @@ from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
-from snapline.channels.link import LINK_VERSION
-from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded
+from snapline.channels.link_events import LINK_VERSION, ChannelOpened, CloseStream, ItemsSent, ReportEnded
 from snapline.channels.servers import AddressBusyError, client_options
 from snapline.errors import UsageError
 from snapline.security.dial_back import OutgoingCalls

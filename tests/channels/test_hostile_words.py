@@ -9,8 +9,9 @@ import pytest
 
 from snapline.channels.channel import WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.frame import Bye, Frame, Items, LinkHello, decode_frame, encode_frame
-from snapline.channels.link import LINK_VERSION, LinkCore
+from snapline.channels.link import LinkCore
 from snapline.channels.link_events import (
+    LINK_VERSION,
     ByeRequested,
     ChannelOpened,
     CloseStream,

@@ -23,8 +23,9 @@ from snapline.channels.frame import (
     encode_marker,
     encode_open,
 )
-from snapline.channels.link import LINK_VERSION, LinkCore
+from snapline.channels.link import LinkCore
 from snapline.channels.link_events import (
+    LINK_VERSION,
     AcceptChannel,
     ByeRequested,
     ChannelClosed,

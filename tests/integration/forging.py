@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from snapline.channels.frame import Frame, LinkHello, encode_frame
-from snapline.channels.link import LINK_VERSION
+from snapline.channels.link_events import LINK_VERSION
 from snapline.coordinator.raft.messages import Hello as RaftHello
 from snapline.coordinator.raft.messages import encode_hello
 from snapline.messages.status import FleetStatus
