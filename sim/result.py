@@ -1,7 +1,4 @@
-"""Result of a simulated run.
-
-Texts for numbers and guarantees, shared by all parts of a report.
-"""
+"""Result of a simulated run, and the texts for its guarantees, verdicts, numbers and times in reports."""
 
 from typing import Literal
 

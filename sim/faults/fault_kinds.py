@@ -1,15 +1,11 @@
-"""Kinds of faults that a `[[fault]]` of a scenario may have.
+"""Kinds of faults that a `[[fault]]` of a scenario may have, with their durations and failpoints.
 
 Each kind is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
-begins, `host = "*"` every host. Durations are text with a unit (`durations.py`). `faults.py` executes faults, and `points.py`
-lists the failpoints.
+begins, `host = "*"` every host. Durations are text with a unit: "250us", "1ms", "1.5s". Failpoints are points in the code that the
+simulated world passes, or that only real processes pass. `faults.py` executes faults.
 
 A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are refused rather
 than accepted without effect.
-
-Durations as text with a unit: "250us", "1ms", "1.5s".
-
-Failpoints in the code: points that the simulated world passes, and points that only real processes pass.
 """
 
 import json

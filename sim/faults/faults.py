@@ -1,23 +1,19 @@
 """Execution of a scenario's faults: they begin and end on the executor's clock, and finally everything is healed.
 
+Theory of operation
+-------------------
 Each kind of fault has one method that begins it. Its target is drawn at that moment, by choices with the fault's index in the
-scenario as key, so that removing one fault does not reshuffle the others. `Conditions` handles overlapping faults.
+scenario as key, so that removing one fault does not reshuffle the others.
 
-After the last end, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
+*Conditions.* Faults overlap: two partitions may cut one pair, or two crashes hit one host. So a fault never ends a condition of a
+node or link. It ends *its part* of the condition, which holds while any part is left. For a condition with a value, the worst part
+counts: the lowest speed, the highest loss, the sum of all skews, the latest delay. Invariant: the executor's state follows from the
+parts, except for its own actions, such as restarts of nodes killed at a failpoint.
 
-Conditions of nodes and links, and the faults that cause them.
+*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a
+partition splits the fleet, the coordinator, or separates the two. Every order comes from choices; all zeros give the order of names.
 
-Faults overlap: two partitions may cut one pair, or two crashes hit one host. So a fault never ends a condition. It ends *its
-part* of the condition, which holds while any part is left. For a condition with a value, the worst part counts: the lowest
-speed, the highest loss, the sum of all skews, the latest delay.
-
-Invariant: the executor's state follows from the parts, except for its own actions, such as restarts of nodes killed at a
-failpoint.
-
-Directed pairs of nodes that a partition cuts, and the order in which nodes are drawn.
-
-The shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a partition splits the fleet, the
-coordinator, or separates the two. Every order comes from choices; all zeros give the order of names.
+*Healing.* After the last end, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -18,18 +18,24 @@ from snapline.sim.faults.fault_kinds import (
     SlowFault,
 )
 from snapline.sim.mutants import client_mutants, host_mutants, recovery_mutants
-from snapline.sim.mutants.client_mutants import LOG_MUTANTS
-from snapline.sim.mutants.recovery_mutants import LETTER_MUTANTS
-from snapline.sim.mutants.registry import Mutant, check_replaceable, template, unchecked
-from snapline.sim.mutants.registry import crash_at as _crash
+from snapline.sim.mutants.client_mutants import CLIENT_MUTANTS, LOG_MUTANTS
+from snapline.sim.mutants.recovery_mutants import LETTER_MUTANTS, ROLLBACK_MUTANTS
+from snapline.sim.mutants.registry import (
+    BUSY,
+    FREQUENT_INPUTS,
+    SWEPT_OFTEN_MS,
+    Mutant,
+    check_replaceable,
+    crash_at,
+    template,
+    unchecked,
+)
 from snapline.sim.mutants.turn_mutants import EFFECT_MUTANTS, TURN_MUTANTS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.product_patches import patched
 
 CHANDY = "chandy-lamport"
 AUTONOMOUS = ("uncoordinated", "bcs", "hmnr")
-BUSY = ("random", "bank", "all-to-all", "ring")
-"""Patterns that keep every channel in use."""
 
 
 def _power_cut(*times: str) -> list[FaultPart]:
@@ -56,22 +62,17 @@ TOKENS = FleetPart(agents=4, pattern=PatternPart(name="bank"), trigger=TriggerPa
 CRASHES = ("500ms", "900ms", "1.3s")
 LONG_PAUSES = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
 
-FREQUENT_INPUTS = ClientsPart(count=3, inputs=60, pause="10ms")
-"""Clients that send inputs throughout the run."""
-
-INPUTS_AND_CRASHES = template(patterns=BUSY, faults=_crash(*CRASHES), clients=FREQUENT_INPUTS)
+INPUTS_AND_CRASHES = template(patterns=BUSY, faults=crash_at(*CRASHES), clients=FREQUENT_INPUTS)
 
 INPUTS_WITHOUT_EPOCH_REQUESTS = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Clients that send inputs but request no epochs."""
 
 FREQUENT_OUTPUTS = OutputsPart(one_in=2)
-OUTPUTS_AND_CRASHES = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=FREQUENT_OUTPUTS)
+OUTPUTS_AND_CRASHES = template(patterns=BUSY, faults=crash_at(*CRASHES), outputs=FREQUENT_OUTPUTS)
 DYING_LEADERS = [
     FaultPart(crash=CrashFault(failpoint=point, hit=hit, restart_after="200ms"))
     for point, hit in (("coordinator.epoch.published", 3), ("store.outputs.directory", 2))
 ]
-
-SWEPT_OFTEN_MS = 20
 
 DAMAGED_EPOCHS = [
     fault
@@ -142,28 +143,28 @@ MUTANTS: dict[str, Mutant] = {
     "outbox-lost": Mutant(
         text="a restore forgets the outbox",
         patches=host_mutants.outbox_lost,
-        scenario=template(CHANDY, patterns=("spawning",), faults=_crash(*CRASHES)),
+        scenario=template(CHANDY, patterns=("spawning",), faults=crash_at(*CRASHES)),
         oracle="channel-state",
         seed=13,
     ),
     "in-transit-lost": Mutant(
         text="a restore counts messages in transit as received",
         patches=host_mutants.in_transit_lost,
-        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
+        scenario=template(CHANDY, patterns=BUSY, faults=crash_at(*CRASHES)),
         oracle="exactly-once",
         seed=3,
     ),
     "timers-lost": Mutant(
         text="a restore forgets timers",
         patches=host_mutants.timers_lost,
-        scenario=template(CHANDY, patterns=("bursts", "skewed", "request-reply"), faults=_crash(*CRASHES)),
+        scenario=template(CHANDY, patterns=("bursts", "skewed", "request-reply"), faults=crash_at(*CRASHES)),
         oracle="workload",
         seed=0,
     ),
     "turns-survive": Mutant(
         text="a plan leaves the agents' old objects in place",
         patches=host_mutants.objects_survive,
-        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
+        scenario=template(CHANDY, patterns=BUSY, faults=crash_at(*CRASHES)),
         oracle="workload",
         seed=0,
     ),
@@ -242,7 +243,7 @@ MUTANTS: dict[str, Mutant] = {
     "older-plan-accepted": Mutant(
         text="checkpoints of older plans are taken for those of the present one",
         patches=recovery_mutants.older_plan_accepted,
-        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*_crash(*CRASHES), SLOW_NETWORK]),
+        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*crash_at(*CRASHES), SLOW_NETWORK]),
         oracle="incarnation",
         seed=2,
         is_unchecked=True,
@@ -250,21 +251,21 @@ MUTANTS: dict[str, Mutant] = {
     "plan-from-older-epoch": Mutant(
         text="a plan starts from the newest epoch but one",
         patches=recovery_mutants.plan_from_older_epoch,
-        scenario=template(CHANDY, faults=_crash(*CRASHES)),
+        scenario=template(CHANDY, faults=crash_at(*CRASHES)),
         oracle="outcome",
         seed=0,
     ),
     "freeze-not-awaited": Mutant(
         text="the line of a recovery is taken before the hosts that live have frozen",
         patches=recovery_mutants.freeze_not_awaited,
-        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=_crash(*CRASHES)),
+        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=crash_at(*CRASHES)),
         oracle="line",
         seed=11,
     ),
     "members-never-unborn": Mutant(
         text="a recovery forgets members of its line that are unborn there, and their creation is refused",
         patches=recovery_mutants.members_never_unborn,
-        scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*_crash(*CRASHES), SLOW_ANSWERS]),
+        scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*crash_at(*CRASHES), SLOW_ANSWERS]),
         oracle="refused",
         seed=48,
     ),
@@ -370,7 +371,7 @@ MUTANTS: dict[str, Mutant] = {
     "all-batches-deleted": Mutant(
         text="every batch is deleted but the last of each log",
         patches=client_mutants.all_batches_deleted,
-        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=INPUTS_WITHOUT_EPOCH_REQUESTS),
+        scenario=template(fleet=TOKENS, faults=crash_at(*CRASHES), clients=INPUTS_WITHOUT_EPOCH_REQUESTS),
         oracle="garbage",
         seed=104,
     ),
@@ -405,7 +406,7 @@ MUTANTS: dict[str, Mutant] = {
         oracle="answers",
         seed=4,
     ),
-    **client_mutants.MUTANTS,
+    **CLIENT_MUTANTS,
     **LOG_MUTANTS,
     **TURN_MUTANTS,
     **EFFECT_MUTANTS,
@@ -419,7 +420,7 @@ MUTANTS: dict[str, Mutant] = {
     "outputs-at-begun": Mutant(
         text="an epoch's outputs are released before the log says that it is complete",
         patches=client_mutants.released_at_begun,
-        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES), outputs=FREQUENT_OUTPUTS),
+        scenario=template(CHANDY, patterns=BUSY, faults=crash_at(*CRASHES), outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=0,
     ),
@@ -473,7 +474,7 @@ MUTANTS: dict[str, Mutant] = {
         seed=0,
     ),
     **LETTER_MUTANTS,
-    **recovery_mutants.MUTANTS,
+    **ROLLBACK_MUTANTS,
 }
 
 

@@ -1,10 +1,8 @@
-"""Seeded bugs of a client's core that violate its promises to its program (`client/core.py`).
+"""Seeded bugs at the fleet's border: clients, inputs, host logs and outputs.
 
-Seeded bugs of client inputs and the host log (R1), and of answers (R2).
-
-Seeded bugs of outputs (R2): what is released, when, and what hosts drop.
-
-Catalogue of the seeded bugs of sealing host logs.
+- A client's core violates its promises to its program (`client/core.py`).
+- Inputs and the host log (R1), and answers (R2); host logs are sealed wrongly.
+- Outputs (R2): what is released, when, and what hosts drop.
 """
 
 import heapq
@@ -32,7 +30,7 @@ from snapline.coordinator.state.fleet_records import FleetImage
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault
-from snapline.sim.mutants.registry import Mutant, crash_at, template
+from snapline.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS, Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import store_files
@@ -104,7 +102,7 @@ _GIVING = template(
     clients=ClientsPart(count=3, inputs=60, pause="10ms"),
 )
 
-MUTANTS: dict[str, Mutant] = {
+CLIENT_MUTANTS: dict[str, Mutant] = {
     "client-takes-retry-for-taken": Mutant(
         text="a client says that an input was taken which its host did not take just now",
         patches=retry_counted_as_accepted,
@@ -441,12 +439,6 @@ def not_taken_back() -> list[Patch]:
 
     return [(publishing, "lineage_of", newest_of), (publishing, "has_fallen_back", lambda *arguments: False)]
 
-
-FREQUENT_INPUTS = ClientsPart(count=3, inputs=60, pause="10ms")
-"""Clients that send inputs throughout the run."""
-
-BUSY = ("random", "bank", "all-to-all", "ring")
-SWEPT_OFTEN_MS = 20
 
 FAILING_BATCHES = [
     FaultPart(disk=DiskFault(mode="eio", failpoint="store.log.batch.linked", hit=hit)) for hit in (2, 4, 8)

@@ -1,9 +1,4 @@
-"""Seeded bugs of hosts and the epoch-stamped protocol.
-
-Seeded bugs of links.
-
-Seeded bugs of the store.
-"""
+"""Seeded bugs of hosts and the epoch-stamped protocol, of links and of the store."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,12 +1,9 @@
-"""Seeded bugs of the coordinator: recovery lines, plans and epochs.
+"""Seeded bugs of recoveries and of dead letters.
 
-Seeded bugs of restores and rollbacks: discarded epochs and dropped inputs.
-
-Seeded bugs of autonomous protocols.
-
-Seeded bugs of dead letters and operator commands.
-
-Catalogue of the seeded bugs of dead letters and operator commands.
+- The coordinator: recovery lines, plans and epochs.
+- Restores and rollbacks: discarded epochs and dropped inputs.
+- Autonomous protocols: their rules for forced checkpoints, and their logs.
+- Dead letters and operator commands.
 """
 
 from typing import Any
@@ -227,7 +224,7 @@ ASKING = FleetPart(
     trigger=TriggerPart(every="50ms"),
 )
 
-MUTANTS = {
+ROLLBACK_MUTANTS = {
     "goes-on-after-asking": Mutant(
         text="an agent that has asked that the fleet goes back takes its next turn",
         patches=continues_after_rollback_request,

@@ -32,6 +32,14 @@ from snapline.sim.world.product_patches import Patch
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
 """Sizes of drawn fleets; small ones show these bugs as well as large ones."""
 
+BUSY = ("random", "bank", "all-to-all", "ring")
+"""Patterns that keep every channel in use."""
+
+FREQUENT_INPUTS = ClientsPart(count=3, inputs=60, pause="10ms")
+"""Clients that send inputs throughout the run."""
+
+SWEPT_OFTEN_MS = 20
+
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """One seeded bug.

@@ -1,11 +1,4 @@
-"""Seeded bugs of durable turns.
-
-Catalogue of the seeded bugs of durable turns.
-
-Seeded bugs of effects (R3, G12): time of the call, key, saved data, and compensation.
-
-Catalogue of the seeded bugs of effects.
-"""
+"""Seeded bugs of durable turns, and of effects (R3, G12): time of the call, key, saved data, and compensation."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Check a complete epoch against the ground truth: no orphan (G1), exact channel states (G2), stored images as captured (G3, G11).
+"""Check a complete epoch against the ground truth: orphans (G1), channel states (G2), stored images (G3, G11), and `stop_when` (G3).
 
 Theory of operation
 -------------------
@@ -16,12 +16,8 @@ compared. No message may have left for any other agent outside the epoch.
 *Vector clocks* check the same without channel counts: the cut is consistent iff no agent depends on more turns of another agent
 than are inside the cut (Mattern 1989). They do not cover outboxes.
 
-A fleet ends when its `stop_when` holds of a complete cut, and not otherwise.
-
-Theory of operation
--------------------
-The oracle evaluates the user's predicate on every complete cut that the world reads back, after the other oracles have compared the
-cut with the ground truth. It checks:
+*Stops.* A fleet ends when its `stop_when` holds of a complete cut, and not otherwise. The oracle evaluates the user's predicate on
+every complete cut that the world reads back, after the other oracles have compared the cut with the ground truth. It checks:
 
 - A "stopped" fleet stopped at one of these cuts, and the predicate holds of it (G3).
 - Once the predicate holds of the newest cut, the fleet ends, or completes a cut of which it does not hold (G10). This is checked at

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The replay oracles (`replay.py`, `durable_replay.py`) detect that a replayed turn diverges. This module looks only for the reason, so that the
+The replay oracles (`replay_oracles.py`) detect that a replayed turn diverges. This module looks only for the reason, so that the
 violation names a line. It follows a handler's bytecode through functions and classes of the agents' own modules. It records the global variables
 and class attributes that the handler uses, and its calls of clocks and random generators. Values are recorded before the first turn of an agent
 class in a run. The reason is a variable whose value has changed at the end, or else one of the calls.

@@ -1,11 +1,16 @@
-"""R1: an acknowledged input takes effect exactly once, despite crashes and rollbacks. R2: a final answer is never revoked.
+"""Oracles of the fleet's border: inputs of clients (R1), their answers (R2), and released outputs (R2).
 
-Both hold unless the bytes of a complete epoch are lost.
+*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
+Both hold unless the bytes of a complete epoch are lost. Clients report their inputs and the answers they received; the ground truth knows
+which inputs the turns and dead letters of each history consumed. Every input has distinct bytes, which identify it: the oracle does not
+use numbers, keys and logs of the product.
 
-Clients report their inputs and the answers they received; the ground truth knows which inputs the turns and dead letters of each history
-consumed. Every input has distinct bytes, which identify it: the oracle does not use numbers, keys and logs of the product.
+*Dropped inputs.* An input accepted before a restore without inputs, and not consumed by the target, has no effect in later histories (R1).
+A client that sends such an input again must not be answered that it was accepted. The oracle goes by plans and cuts: which plan drops
+inputs, and which cut it starts from. A later plan from the same epoch drops the same inputs; a plan from a later epoch of that history
+descends from the drop. Inputs sent to a host of that plan, or of a later one, were not dropped. All other inputs may have been in transit.
 
-The oracle also checks the promises of a client's core to its program (`client/core.py`):
+*Clients.* The oracle of inputs also checks the promises of a client's core to its program (`client/core.py`):
 
 - It reports "taken" only after a host has accepted the input.
 - An input reported as not taken is never consumed, unless it is sent again.
@@ -13,20 +18,11 @@ The oracle also checks the promises of a client's core to its program (`client/c
 - Each send ends at its deadline.
 - An answer that it passes on was given by a turn of the agent.
 
-R1 for dropped inputs: an input accepted before a restore without inputs, and not consumed by the target, has no effect in later histories.
-
-A client that sends such an input again must not be answered that it was accepted.
-
-The oracle goes by plans and cuts: which plan drops inputs, and which cut it starts from. A later plan from the same epoch drops the same inputs; a
-plan from a later epoch of that history descends from the drop. Inputs sent to a host of that plan, or of a later one, were not dropped. All other
-inputs may have been in transit.
-
-R2: released outputs are exactly those in the history of their cut, once and in order; outputs of rolled-back epochs are explicitly reverted.
-
-The ground truth knows the outputs of each turn. Every output has distinct bytes, which identify it. When a leader reports a release, the
-oracle reads its file as a reader does who started with the first file: it reverts outputs of epochs above `after`, then adds the new ones.
-Then it must have, for each agent in the cut, exactly the outputs that the agent's turns had emitted by its place in the cut. All outputs of
-an agent that leaves must have been released. Output numbers of the product are used only to check that they are consecutive.
+*Outputs.* Released outputs are exactly those in the history of their cut, once and in order; outputs of rolled-back epochs are explicitly
+reverted (R2). The ground truth knows the outputs of each turn. Every output has distinct bytes, which identify it. When a leader reports a
+release, the oracle reads its file as a reader does who started with the first file: it reverts outputs of epochs above `after`, then adds
+the new ones. Then it must have, for each agent in the cut, exactly the outputs that the agent's turns had emitted by its place in the cut.
+All outputs of an agent that leaves must have been released. Output numbers of the product are used only to check that they are consecutive.
 """
 
 from collections.abc import Iterable, Mapping

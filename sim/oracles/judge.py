@@ -6,19 +6,19 @@ The world calls a method for every event and command of the production cores tha
 truth (`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
-    a step is run           steps G3                                              steps.py
-    a durable turn ends     replay G3                                             durable_replay.py
+    a step is run           steps G3                                              turn_oracles.py
+    a durable turn ends     replay G3                                             replay_oracles.py
     a creation is refused   refused G3                                            here
-    an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
-                            workload G3, outcome G4; line G5                      lines.py
+    an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cut_oracles.py
+                            workload G3, outcome G4; line G5                      line_oracles.py
     an agent is loaded      restored G11, incarnation G9                          here
-    an epoch is released    outputs R2                                            outputs.py
-    an entry is committed   outcome G4, line G5, incarnation G9; log G8           outcomes.py, log_history.py
-    a plan is committed     line G5, with survivors                               survivors.py, lines.py
-    the fleet has ended     stop G3                                               stopping.py
-    files are deleted       garbage G7                                            garbage.py
+    an epoch is released    outputs R2                                            input_output_oracles.py
+    an entry is committed   outcome G4, line G5, incarnation G9; log G8           log_oracles.py
+    a plan is committed     line G5, with survivors                               line_oracles.py
+    the fleet has ended     stop G3                                               cut_oracles.py
+    files are deleted       garbage G7                                            line_oracles.py
     a core has raised       core                                                  here
-    the run is over         replay G3 (replay.py, replays.py); useless and tracking G6  useless.py
+    the run is over         replay G3; useless and tracking G6                    replay_oracles.py, useless.py
 
 Findings are appended to `violations`; the world ends the run after the event of the first one. Beyond the fault budget the store
 may lose complete epochs: then epochs that cannot be read are not judged.

@@ -1,11 +1,11 @@
-"""Check the recovery lines of autonomous protocols by independent searches over all durable checkpoints (G5).
+"""Oracles of recovery lines: a line is maximal and holds the survivors (G5), and nothing that a later one needs is deleted (G7).
 
 Theory of operation
 -------------------
-An epoch of such a protocol is a line over checkpoints that agents took independently. The *maximal consistent line* of a set of
-checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two searches must agree:
-lowering (start with the latest checkpoints, and lower each agent that has consumed an unsent message), and for small fleets trying
-every combination.
+An epoch of an autonomous protocol is a line over checkpoints that agents took independently. The *maximal consistent line* of a set
+of checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two independent searches
+over all durable checkpoints must agree: lowering (start with the latest checkpoints, and lower each agent that has consumed an unsent
+message), and for small fleets trying every combination.
 
 *Exactness.* The coordinator computes the line when it proposes BeginEpoch, over the checkpoints that it knows then. The world does
 not inspect the coordinator; it has two bounds per agent for that knowledge:
@@ -18,19 +18,13 @@ is right iff it is the maximal line of some choice of prefixes. Maximal lines on
 the least choice decides: L is right iff L is durable and is the maximal line over all numbers up to max(known, L). If known =
 durable, L must equal the maximal line of everything.
 
-*Plans.* Survivors of a failure count as well: `check_plan` adds the live places of hosts that froze in time (`survivors.py`) to the
-candidates that the coordinator knew. The line of the plan must be the greatest line at or above itself.
-
 On damage the coordinator omits a checkpoint and all later ones of its agent. After `note_damage` and until the next plan, the oracle
 judges only that the line is durable, consistent and not below its base.
 
-The line of a recovery holds the survivors (G5): the live states of agents that froze in time, as far as they are consistent.
-
-Theory of operation
--------------------
-Before an autonomous fleet gets a new plan, its hosts are asked to freeze, and frozen agents are saved to the store. So the plan
-starts from the greatest line over durable checkpoints *and live states*. The coordinator's knowledge does not show whether it
-waited for these states; the knowledge that it could have had does.
+*Survivors.* Before an autonomous fleet gets a new plan, its hosts are asked to freeze, and frozen agents are saved to the store. So the
+plan starts from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live places of hosts that froze in
+time to the candidates that the coordinator knew. The coordinator's knowledge does not show whether it waited for these states; the
+knowledge that it could have had does.
 
 A host *froze in time* if it had been asked when the plan was proposed, it answered within the time limit, and the stream of the
 request was still open when the plan was committed. A correct coordinator has had this answer before its proposal. A host of the
@@ -40,31 +34,23 @@ the coordinator does not wait for an evicted host.
 
 The ground truth provides the frozen places at the moment of the freeze (or of the plan, if the host has not frozen yet). A place has
 the turns and departed messages of each agent that was not in a turn and whose state could be saved. The greatest consistent line of
-these places and of the acknowledged checkpoints, above the line of the plan, must be the line of the plan itself. The oracle uses
+these places and of the acknowledged checkpoints, at or above the line of the plan, must be the line of the plan itself. The oracle uses
 no code of `recovery/`.
 
-No checkpoint that a later recovery line could need is deleted (G7).
-
-Theory of operation
--------------------
-Two things can be needed:
+*Deleted checkpoints* (G7). Two things can be needed:
 
 - The whole newest complete epoch, from which the next plan starts. The world reads it back after every deletion.
-- In autonomous protocols, each checkpoint of the present plan past this epoch, since lines only advance. A later line may hold it, or hold a later
-  checkpoint of its agent and need the log of messages sent in between.
+- In autonomous protocols, each checkpoint of the present plan past this epoch, since lines only advance. A later line may hold it, or hold a
+  later checkpoint of its agent and need the log of messages sent in between.
 
 No line can hold a checkpoint at or below the epoch's line, or of a replaced plan. An agent that has left the fleet is in no epoch that begins
-later, so its checkpoints are not needed once the earlier epochs are over.
+later, so its checkpoints are not needed once the earlier epochs are over. In koo-toueg fleets a checkpoint past the line is tentative, and is
+deleted when its round aborts: only the epoch is judged.
 
-In koo-toueg fleets a checkpoint past the line is tentative, and is deleted when its round aborts: only the epoch is judged.
-
-Epochs that the user's retention policy keeps, beyond those that a recovery needs, are not deleted.
-
-Theory of operation
--------------------
-The oracle has each epoch's creation time in milliseconds, from its manifest when it was complete. A policy keeps the newest `last`
-epochs, and the newest epoch of each of the newest `hourly` and `daily` spans, counted backwards from the newest epoch. If an epoch's
-time lies in the future, a clock is wrong: the policy deletes no such epochs, and the oracle judges nothing while they exist.
+*Deleted epochs.* Epochs that the user's retention policy keeps, beyond those that a recovery needs, are not deleted. The oracle has each
+epoch's creation time in milliseconds, from its manifest when it was complete. A policy keeps the newest `last` epochs, and the newest epoch
+of each of the newest `hourly` and `daily` spans, counted backwards from the newest epoch. If an epoch's time lies in the future, a clock is
+wrong: the policy deletes no such epochs, and the oracle judges nothing while they exist.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

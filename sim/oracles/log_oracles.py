@@ -1,9 +1,9 @@
-"""The history of epochs and plans in the coordinator's log (G4), computed only from its committed entries.
+"""Oracles of the coordinator's log: its history of epochs and plans (G4), and the log as its callers see it (G8).
 
 Theory of operation
 -------------------
-The oracle keeps its own table of epochs. Every request counts once: it recognises repetitions by client, sequence and bytes, whatever
-the product answers. The rules:
+*Outcomes* (G4). The oracle computes its own table of epochs, only from the committed entries. Every request counts once: it recognises
+repetitions by client, sequence and bytes, whatever the product answers. The rules:
 
 - An epoch begins once, with the next number, and ends once: complete or aborted.
 - The newest complete epoch never goes back, unless it is condemned as damaged or the fleet is restored. A restore makes all later
@@ -13,13 +13,10 @@ the product answers. The rules:
 
 "Complete means durable, whole and verified" is checked by reading the epoch back from disk at that moment (`judge.py`).
 
-The coordinator's log as its callers see it (G8): acknowledged proposals are in it once, in an order consistent with real time.
-
-Theory of operation
--------------------
-A log is linearizable if every proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990).
-Checking that is expensive when only calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's
-entries are a *witness*. So it is enough to check, in linear time:
+*Linearizability* (G8). Acknowledged proposals are in the log once, in an order consistent with real time. A log is linearizable if every
+proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking that is expensive when
+only calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's entries are a *witness*. So it is
+enough to check, in linear time:
 
 1. Every entry in the log was proposed before, and at least as often as it is committed.
 2. Every acknowledged proposal is in the log with its acknowledged result; each answer has its own entry.

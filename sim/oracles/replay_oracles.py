@@ -1,34 +1,27 @@
-"""The two replay oracles (G3), and the search for the reason why a user's fleet diverges.
-
-The turns of an agent are replayed at the end of a run (`replay.py`): once with the user's module variables as the run left them, and once with
-their values in a new process. A variable that survives a recovery shows in at least one of the two. Durable turns are replayed as they end
-(`durable_replay.py`).
-
-Replay of surviving histories (G3): the fleet's state is one that a failure-free run reaches.
+"""Replay oracles (G3): replay surviving histories and durable turns, and compare them with what the run did.
 
 Theory of operation
 -------------------
-At the end of a run each agent has one surviving history: the turns before each line from which it was restored, and those after.
-The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. A fresh object that
-takes these turns in the same order, without failures, checkpoints and restores, must send the same messages and end in the state of
-the real agent. With "exactly-once" (each message consumed was sent, once and in order) this is G3.
+*Histories.* At the end of a run each agent has one surviving history: the turns before each line from which it was restored, and those
+after. The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. A fresh object
+that takes these turns in the same order, without failures, checkpoints and restores, must send the same messages and end in the state of
+the real agent: the fleet's state is one that a failure-free run reaches. With "exactly-once" (each message consumed was sent, once and in
+order) this is G3. States are compared as bytes. If these differ, both are decoded and encoded again, since a restored state may hold its
+values in another form (`1` for `1.0`) than one that never left memory. Agents that failed with `on_error = "keep"` are not replayed from
+that failure on: they promise only an unchanged state.
 
-States are compared as bytes. If these differ, both are decoded and encoded again, since a restored state may hold its values in
-another form (`1` for `1.0`) than one that never left memory.
+A user's fleet is replayed twice: once with its module variables as the run left them, and once with their values in a new process. A
+variable that survives a recovery shows in at least one of the two.
 
-Agents with durable turns are not replayed here (`durable_replay.py` replays each of these turns). Agents that failed with
-`on_error = "keep"` are not replayed from that failure on: they promise only an unchanged state.
+*Durable turns.* Agents with durable turns are not replayed as histories: each of these turns is replayed as it ends. A handler replayed
+from its journal makes the same requests in the same order, and leaves the same state. A recovery replays the handler from the turn's first
+state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays every durable turn of a
+user's fleet that has ended after a wait. It restores a fresh object as a recovery would, uses the turn's journal entries, and discards all
+effects. A handler that makes another request diverges from its journal, here or in a recovery (`DivergenceError`). Both are the same
+violation, and the report names agent, handler and line. Turns are not replayed if they never waited, failed, are compensations, or have a
+state that cannot be restored.
 
-Replay of durable turns (G3): a handler replayed from its journal makes the same requests in the same order, and leaves the same state.
-
-Theory of operation
--------------------
-A recovery replays the handler of a durable turn from the turn's first state, and answers its requests from the journal. Crashes in the middle of a
-turn are rare, so this oracle replays every durable turn of a user's fleet that has ended after a wait. It restores a fresh object as a recovery
-would, uses the turn's journal entries, and discards all effects. A handler that makes another request diverges from its journal, here or in a
-recovery (`DivergenceError`). Both are the same violation, and the report names agent, handler and line.
-
-Turns are not replayed if they never waited, failed, are compensations, or have a state that cannot be restored.
+`divergence_reasons.py` searches for the reason why a user's fleet diverges.
 """
 
 import contextlib
@@ -53,6 +46,50 @@ from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 NOT_POSSIBLE = "not possible"
+
+
+class ReplayOracle:
+    """Replay oracle of one run of the world.
+
+    Attributes:
+        durable: oracle of single durable turns.
+        is_own: the fleet is a user's: its module variables are checked, and durable turns are replayed.
+    """
+
+    def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
+        self.is_own = is_own
+        self._fleet = fleet
+        self._suspects = DivergenceReasons()
+        self._classes: dict[str, type[Agent]] = {}
+        self._first: dict[str, bytes] = {}
+        self.durable = DurableOracle(report, self._suspects, is_again=is_own)
+
+    def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
+        """Record the begin of a turn; only an agent's first turn counts, when it has its initial state."""
+        if agent not in self._classes:
+            self._suspects.look(known)
+            self._classes[agent] = known.agent_class
+            with contextlib.suppress(Exception):  # the capture checks report such a state
+                image = encode_body(made.state)
+                known.state_decoder.decode(image)
+                self._first[agent] = image
+
+    def finish(self) -> None:
+        """End the search for reasons at the end of the run."""
+        self._suspects.finish()
+
+    def check(self, history: AgentHistory, state: bytes | None) -> str:
+        """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference and its reason."""
+        first = self._first.get(history.agent)
+        different = replay(self._fleet, history, state, first)
+        if not different and self.is_own:
+            with self._suspects.fresh():
+                different = replay(self._fleet, history, state, first)
+        known = self._classes.get(history.agent)
+        if not different or different == NOT_POSSIBLE or known is None:
+            return different
+        why = [f"{handler} {reason}" for handler, reason in self._suspects.reasons(known)]
+        return f"{different}: {'; '.join(why)}" if why else different
 
 
 class _NotPossibleError(Exception):
@@ -355,47 +392,3 @@ def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
     except Exception:  # the state does not decode: the capture checks report that
         return False
     return decoded[0] != decoded[1]
-
-
-class ReplayOracle:
-    """Replay oracle of one run of the world.
-
-    Attributes:
-        durable: oracle of single durable turns.
-        is_own: the fleet is a user's: its module variables are checked, and durable turns are replayed.
-    """
-
-    def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
-        self.is_own = is_own
-        self._fleet = fleet
-        self._suspects = DivergenceReasons()
-        self._classes: dict[str, type[Agent]] = {}
-        self._first: dict[str, bytes] = {}
-        self.durable = DurableOracle(report, self._suspects, is_again=is_own)
-
-    def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
-        """Record the begin of a turn; only an agent's first turn counts, when it has its initial state."""
-        if agent not in self._classes:
-            self._suspects.look(known)
-            self._classes[agent] = known.agent_class
-            with contextlib.suppress(Exception):  # the capture checks report such a state
-                image = encode_body(made.state)
-                known.state_decoder.decode(image)
-                self._first[agent] = image
-
-    def finish(self) -> None:
-        """End the search for reasons at the end of the run."""
-        self._suspects.finish()
-
-    def check(self, history: AgentHistory, state: bytes | None) -> str:
-        """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference and its reason."""
-        first = self._first.get(history.agent)
-        different = replay(self._fleet, history, state, first)
-        if not different and self.is_own:
-            with self._suspects.fresh():
-                different = replay(self._fleet, history, state, first)
-        known = self._classes.get(history.agent)
-        if not different or different == NOT_POSSIBLE or known is None:
-            return different
-        why = [f"{handler} {reason}" for handler, reason in self._suspects.reasons(known)]
-        return f"{different}: {'; '.join(why)}" if why else different

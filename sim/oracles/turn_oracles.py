@@ -1,26 +1,24 @@
-"""A step whose turn has continued is not run again for the same turn (G3), despite crashes and recoveries from any checkpoint.
+"""Oracles of running turns: their steps (G3), their waits (G3), their rollback requests (G3) and their effects (G12).
 
-The oracle identifies a turn by what its handler has seen: the number of the agent's earlier durable turns, the turn's cause and first state,
-and the outcome of each request. Turns with the same begin and outcomes are the same turn. Times are left out: a replayed turn gets the time of
-its first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
+*Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. The oracle
+identifies a turn by what its handler has seen: the number of the agent's earlier durable turns, the turn's cause and first state, and the
+outcome of each request. Turns with the same begin and outcomes are the same turn. Times are left out: a replayed turn gets the time of its
+first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
 
-A durable wait with a time limit ends when its time is over, counted from its first begin: no recovery restarts it (G3) or ends it early.
+*Waits.* A durable wait with a time limit ends when its time is over, counted from its first begin: no recovery restarts it or ends it
+early. A wait is identified like a step: by the begin of its turn and the outcomes that the turn has seen. A crashed or slow host may be
+late. So the deadline is the latest of the wait's own end, the last load of its agent and the end of the last fault, plus some patience.
+The oracle does not judge runs with wrong wall clocks.
 
-As in `steps.py`, a wait is identified by the begin of its turn and the outcomes that the turn has seen. A crashed or slow host may be late. So the
-deadline is the latest of the wait's own end, the last load of its agent and the end of the last fault, plus some patience. The oracle does not
-judge runs with wrong wall clocks.
+*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored for it
+once. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers a
+request of that incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the
+plan of the first one and no operator has restored the fleet since.
 
-G3: an agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored for it once.
-
-The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers a request of that
-incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the plan of the first one and
-no operator has restored the fleet since.
-
-G12: no crash makes a fleet call an effect again after its turn has used the outcome, nor under its old key after it was undone.
-
-The oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one generation. Hosts that a
-plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does not repeat
-effects done since. If the bytes of a complete epoch are lost, it may, so the oracle reports nothing more.
+*Effects.* No crash makes a fleet call an effect again after its turn has used the outcome, nor under its old key after it was undone. The
+oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one generation. Hosts
+that a plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does
+not repeat effects done since. If the bytes of a complete epoch are lost, it may, so the oracle reports nothing more.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,16 +1,12 @@
-"""Space-time diagram of a run: a window of its events around the first violation, arranged in columns (`columns`).
+"""Diagrams of a run: the space-time diagram of a window of its events, and the timeline of the whole run.
 
-Columns of a run's space-time diagram.
+*Space-time diagram* (`draw_run`). It shows a window of the events around the first violation. Every event has its own column, and so has
+every start and end of a host, an epoch or a fault. The axis shows times but is not linear, so that a burst of messages stays readable and
+a pause of seconds takes no space.
 
-Every event has its own column, and so has every start and end of a host, an epoch or a fault. The axis shows times but is not
-linear, so that a burst of messages stays readable and a pause of seconds takes no space.
+*Timeline* (`draw_timeline`). It shows hosts, epochs, faults and the healed end over linear virtual time.
 
-Tracks above a run's lanes: hosts up and down, epochs with their outcome, faults, and the healed end.
-
-The timeline, whose time axis is linear, and the space-time diagram, whose axis is not, both use them: `place` maps times to
-positions.
-
-Timeline of a run: hosts, epochs, faults and the healed end over linear virtual time.
+*Tracks* stand above the lanes of both: hosts up and down, epochs with their outcome, faults. `place` maps times to positions.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,13 +1,11 @@
-"""Handlers that raise on every tenth message of a channel, at every attempt, so that the message becomes a dead letter.
+"""Patterns whose messages become dead letters, of their receiver or of their sender, in numbers that every cut must explain.
 
-In pattern "killing", one message kills the receiver's process.
+*Failing* (`make_failing`). Handlers raise on every tenth message of a channel, at every attempt, so that the message becomes a dead
+letter. In pattern "killing", one message kills the receiver's process. Each agent sends its share of messages to the others in turn, one
+at each tick of its timer. Messages, failing ones included, are numbered on their channel, and no agent answers. A receiver that has
+consumed the messages up to number n has counted all but n // `POISON_EVERY` of them. An undone turn leaves no trace, even after rollbacks.
 
-Each agent sends its share of messages to the others in turn, one at each tick of its timer. Messages, failing ones included,
-are numbered on their channel, and no agent answers. A receiver that has consumed the messages up to number n has counted all
-but n // `POISON_EVERY` of them. An undone turn leaves no trace, even after rollbacks.
-
-Undeliverable messages and conflicting spawns: each becomes a dead letter of the agent that sent or requested it.
-
+*Astray* (`make_astray`). An undeliverable message or a conflicting spawn becomes a dead letter of the agent that sent or requested it.
 Each agent sends its share of messages, one at each tick of its timer, to these receivers in turn: its peers, an agent that never
 exists, and the latecomers. The first agent that spawns a latecomer creates it. Two thirds of the agents try once each, and send
 their first message to it in the same turn. The others never spawn it and may send too early. A latecomer sends one message to

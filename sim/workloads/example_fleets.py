@@ -1,23 +1,19 @@
-"""Examples of the package as workloads: a small PageRank and the bank.
+"""Examples of the package as workloads: a small PageRank, the bank, the orders, and the adversary of the domino effect.
 
-Their agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: mass or tokens.
-These checks miss swapped messages and messages that carry nothing.
+*PageRank and bank.* Their agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: mass or
+tokens. These checks miss swapped messages and messages that carry nothing.
 
-The orders example: agents wait in steps, fail, leave dead letters, spawn others and stop, and the fleet ends itself.
+*Orders.* Agents wait in steps, fail, leave dead letters, spawn others and stop, and the fleet ends itself. The invariants are computed
+from states, messages, dead letters and spawns, never from what agents report about each other. In every consistent cut, all money is
+accounted for and no order has two outcomes. In a quiet cut, each order has an outcome, each receipt of a completed order has come back,
+and only the fleet's initial agents are left.
 
-The invariants are computed from states, messages, dead letters and spawns, never from what agents report about each other.
-In every consistent cut, all money is accounted for and no order has two outcomes. In a quiet cut, each order has an outcome,
-each receipt of a completed order has come back, and only the fleet's initial agents are left.
-
-The adversary of `examples/domino.py`: agents whose own checkpoints never fit together.
-
-A counter circulates in each group of two agents (with an odd number of agents, one group has three). An agent takes a
-checkpoint right after it receives the counter, and a timer passes the counter on later. So each checkpoint includes a
-message that the previous agent sent after its own last checkpoint. Without forced checkpoints, every checkpoint but the
-first is on a Z-cycle.
-
-Under autonomous protocols the scenario's trigger is left out, because a checkpoint at any other moment breaks the chain.
-Under coordinated protocols the agents' own checkpoint requests have no effect, and the trigger is used.
+*Domino* (`examples/domino.py`). The agents' own checkpoints never fit together. A counter circulates in each group of two agents (with
+an odd number of agents, one group has three). An agent takes a checkpoint right after it receives the counter, and a timer passes the
+counter on later. So each checkpoint includes a message that the previous agent sent after its own last checkpoint. Without forced
+checkpoints, every checkpoint but the first is on a Z-cycle. Under autonomous protocols the scenario's trigger is left out, because a
+checkpoint at any other moment breaks the chain. Under coordinated protocols the agents' own checkpoint requests have no effect, and the
+trigger is used.
 """
 
 import functools

@@ -19,7 +19,7 @@ and a finished run has sent exactly that number of messages, whatever the order 
 
 The chain is a polynomial modulo 2**48 over checksums of messages. It does not protect against deliberate forgery.
 
-Inputs that simulated clients send to agents of patterns. Each input causes a turn and changes no state.
+*Inputs* of simulated clients (`Nudge`) cause a turn and change no state.
 """
 
 from collections.abc import Iterable, Mapping

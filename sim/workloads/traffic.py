@@ -1,7 +1,7 @@
-"""Producers driven by timers: pipeline, cyclic dataflow, skewed producers and bursts.
+"""Traffic patterns: producers driven by timers, rounds without a barrier, and request and reply.
 
-A source has a stock of work. At each tick it sends `batch` messages, until the stock is used up. Each message carries the
-work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS` per
+*Producers.* A source has a stock of work. At each tick it sends `batch` messages, until the stock is used up. Each message carries
+the work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS` per
 message. It gets no answers, so it would otherwise send everything in one turn.
 
 - pipeline: lanes of stages; an item goes from the first stage to the last.
@@ -10,17 +10,14 @@ message. It gets no answers, so it would otherwise send everything in one turn.
   to the first agents.
 - bursts: each source sends `BURST` messages at once to random peers, then pauses `BURST` times as long as for one message.
 
-Rounds without a barrier: all-to-all, and a grid whose agents exchange borders.
+*Rounds*: all-to-all, and a grid whose agents exchange borders. In each round, an agent sends one message to every receiver. It begins
+round n + 1 when it has consumed n messages from every sender. A message of a later round may arrive early; it counts when its round
+begins. (The local synchroniser of Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 
-In each round, an agent sends one message to every receiver. It begins round n + 1 when it has consumed n messages from
-every sender. A message of a later round may arrive early; it counts when its round begins. (The local synchroniser of
-Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
-
-Request and reply: every agent calls through a chain of servers, and the answer returns the same way.
-
-A call of agent i goes to i + 1, which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and as many
-replies. A message's work encodes the progress of the call: it starts at 2 * depth messages, and each hop uses one. Each
-agent has up to `WINDOW` calls in progress; it begins the next one when one has returned.
+*Request and reply.* Every agent calls through a chain of servers, and the answer returns the same way. A call of agent i goes to i + 1,
+which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and as many replies. A message's work encodes the progress of
+the call: it starts at 2 * depth messages, and each hop uses one. Each agent has up to `WINDOW` calls in progress; it begins the next one
+when one has returned.
 """
 
 import functools

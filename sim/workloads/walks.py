@@ -1,19 +1,19 @@
-"""Tokens that walk along a topology: ring, star, tree, random graph or clusters; and a bank, whose tokens carry money.
+"""Tokens that walk along a topology: ring, star, tree, random graph or clusters; and variants of the random walk.
 
 Each agent starts with `TOKENS` tokens and divides its share of the work among them. An agent that receives a token with
 work left passes it on at once, with one unit less. A token without work ends there. With a rate, the agent pools the work
 of its tokens and passes one token on whenever its timer fires. The division of work among tokens then depends on the order
 of events; its sum does not.
 
-Tokens that walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the first seconds.
+*Bank* (`make_bank`). Tokens carry money, whose sum never changes.
 
-Half of the rollbacks give a reason that occurs again. The second time, the agent stops and an operator rolls the fleet back;
-after that the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay correct.
+*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the
+first seconds. Half of the rollbacks give a reason that occurs again. The second time, the agent stops and an operator rolls the fleet
+back; after that the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay correct.
 
-Tokens that walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the fleet continues.
-
-This tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third token is passed on
-at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
+*Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the
+fleet continues. This tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third token is
+passed on at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
 """
 
 import functools

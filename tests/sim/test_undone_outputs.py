@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from snapline.sim.mutants.catalogue import BUSY, DAMAGED_EPOCHS
-from snapline.sim.mutants.registry import template
+from snapline.sim.mutants.catalogue import DAMAGED_EPOCHS
+from snapline.sim.mutants.registry import BUSY, template
 from snapline.sim.run import run
 from snapline.sim.scenario import OutputsPart
 from snapline.sim.search.swarm import draw
