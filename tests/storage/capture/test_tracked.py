@@ -113,10 +113,9 @@ def mutant_token_is_renewed_once(patch: pytest.MonkeyPatch) -> None:
 
 def mutant_last_chunk_of_a_range_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def covering(starts: Array, ends: Array, *, count: int, chunk_bytes: int) -> Array:
-        return tracked_arrays.covering(
-            starts, numpy.maximum(starts + 1, ends - 4096), count=count, chunk_bytes=chunk_bytes
-        )
+        return right(starts, numpy.maximum(starts + 1, ends - 4096), count=count, chunk_bytes=chunk_bytes)
 
+    right = tracked_arrays.covering
     patch.setattr(tracked_arrays, "covering", covering)
 
 

@@ -39,6 +39,7 @@ from snapline.storage.capture.values import (
     PICKLE_INLINE,
     PICKLE_PART,
     ArrayHead,
+    Blob,
     Pickled,
     decode_declared,
     decode_own_value,
@@ -247,7 +248,6 @@ class _Session:
         return made
 
     def _make_blob(self, part: StatePart, content: Buffer) -> object:
-        from snapline.storage.capture.values import Blob
 
         made = Blob.restore(part, content)
         self.tokens |= made.table_entries()

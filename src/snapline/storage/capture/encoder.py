@@ -48,13 +48,13 @@ from snapline.storage.capture.image import (
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.capture.values import (
-    BLOB_MODULE,
     FAILURES,
     HISTORY_MODULE,
     PART_EXTENSION,
     PICKLE_EXTENSION,
     PICKLE_INLINE,
     PICKLE_PART,
+    Blob,
     Pickled,
     array_head,
     check_array,
@@ -262,7 +262,7 @@ class _Capture:
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
             return self._add(value, self._array(value))
-        if is_a(value, HISTORY_MODULE, "History") or is_a(value, BLOB_MODULE, "Blob"):
+        if is_a(value, HISTORY_MODULE, "History") or type(value) is Blob:
             return self._add(value, value.capture(self._base))  # type: ignore[attr-defined]  # both have it
         if numpy_and_torch.is_tensor(value) and numpy_and_torch.size_of(value) >= ARRAY_PART_BYTES_MIN:
             content = numpy_and_torch.bytes_of(value)
@@ -273,7 +273,7 @@ class _Capture:
 
     def _add(self, value: object, part: CapturedPart) -> object:
         """Add a part. An object may occur once: it would be restored as two, and a cycle would copy an array at each level."""
-        if id(value) in self._seen and not is_a(value, BLOB_MODULE, "Blob"):
+        if id(value) in self._seen and type(value) is not Blob:
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
         self.parts.append(part)
@@ -282,7 +282,6 @@ class _Capture:
     def _pickled(self, data: bytes) -> object:
         if len(data) < PICKLE_PART_BYTES_MIN:
             return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + data)
-        from snapline.storage.capture.values import Blob
 
         self.parts.append(Blob(data).capture(self._base))
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_PART + msgspec.msgpack.encode(len(self.parts) - 1))

@@ -272,7 +272,7 @@ PICKLE_INLINE = b"\0"
 PICKLE_PART = b"\1"
 
 HISTORY_MODULE = "snapline.storage.capture.history"
-BLOB_MODULE = "snapline.storage.capture.blob_value"
+BLOB_MODULE = "snapline.storage.capture.values"
 TORCH_STATE_MODULE = "snapline.storage.capture.torch_state"
 
 FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
@@ -324,7 +324,7 @@ def encode_value(value: object) -> object:
 def _encode_rare(value: Any) -> object:
     if is_a(value, HISTORY_MODULE, "History"):
         return msgspec.msgpack.Ext(HISTORY_EXTENSION, _records_encoder.encode(value.records_for_inline()))
-    if is_a(value, BLOB_MODULE, "Blob"):
+    if type(value) is Blob:
         return msgspec.msgpack.Ext(BLOB_EXTENSION, value.data)
     if type(value) is random.Random:
         return msgspec.msgpack.Ext(RANDOM_EXTENSION, encode_random(value))
