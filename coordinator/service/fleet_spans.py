@@ -15,8 +15,7 @@ from snapline.coordinator.service.leader_driver import LeaderObserver
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, EpochEnd, PlanRecord, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.telemetry.span_export import SpanExport
-from snapline.telemetry.spans import checkpoint_ids, recovery_ids
+from snapline.telemetry.span_export import SpanExport, checkpoint_ids, recovery_ids
 
 NAMES_SHOWN = 16
 """Largest number of lost hosts named in a span."""

@@ -55,7 +55,7 @@ class LeaderEnvironment(Protocol):
     def note(self, note: ev.Note) -> None:
         """Log a note of the core."""
 
-    def end(self, exit_code: int) -> None:
+    def end(self, ending: ev.EndRun) -> None:
         """End the run."""
 
 
@@ -155,7 +155,7 @@ class LeaderDriver:
             case ev.Note():
                 environment.note(command)
             case ev.EndRun():
-                environment.end(command.exit_code)
+                environment.end(command)
             case ev.WriteProbe():
                 environment.in_worker(command, store.write_probe, self.feed)
             case ev.WriteManifest():

@@ -289,7 +289,7 @@ class LeaderRunner:
         """Log a note of the core."""
         _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
 
-    def end(self, exit_code: int) -> None:
+    def end(self, ending: ev.EndRun) -> None:
         """End the run."""
-        self.exit_code = exit_code
+        self.exit_code = ending.exit_code
         self._end()

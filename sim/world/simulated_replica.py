@@ -273,7 +273,7 @@ class SimLeader:
     def note(self, note: ev.Note) -> None:
         pass
 
-    def end(self, exit_code: int) -> None:
+    def end(self, ending: ev.EndRun) -> None:
         self._notes.log.is_ended = True
 
 

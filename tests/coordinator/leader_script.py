@@ -113,6 +113,8 @@ class ScriptedStore(BenchStore):
 class ScriptedLeader(Bench):
     """A leader core whose commands are written down; it is told what a script says."""
 
+    UNANSWERED = ()
+
     def __init__(self, command: ScriptCommand) -> None:
         options = command.options
         self.trace: list[str] = []

@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from snapline.coordinator.service.fleet_spans import FleetSpans
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, EpochAccount, PartTimes, Rejected
-from snapline.telemetry.span_export import SpanExport
-from snapline.telemetry.spans import checkpoint_ids, recovery_ids
+from snapline.telemetry.span_export import SpanExport, checkpoint_ids, recovery_ids
 
 
 class Leading:

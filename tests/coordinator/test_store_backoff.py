@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.coordinator.bench import MS, SECOND, Bench
+from tests.coordinator.bench import MS, SECOND, Bench, BenchStore
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED, FAILURES_TO_OPEN, OK, PROBE_NS_MAX, StoreCondition
@@ -11,6 +11,22 @@ from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
 
 HOSTS = ("h1", "h2")
+
+
+class FullStore(BenchStore):
+    """A store where manifests or refs cannot be written, if the bench says so."""
+
+    bench: "Failing"
+
+    def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten:
+        if self.bench.broken == "manifest":
+            return ev.ManifestWritten(command.epoch, "", "disk full")
+        return super().write_manifest(command)
+
+    def publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
+        if self.bench.broken == "ref":
+            return ev.EpochPublished(command.epoch, "disk full")
+        return super().publish(command)
 
 
 class Failing(Bench):
@@ -24,15 +40,8 @@ class Failing(Bench):
         self.begun_ns: list[int] = []
         self.broken = ""
         self.beat_ns = 0
-        super().__init__(period_ns=period_ns, **options)
+        super().__init__(period_ns=period_ns, store=FullStore(self), **options)
         self.start_fleet(*HOSTS)
-
-    def _carry_out(self, command: ev.Command) -> ev.Event | None:
-        if isinstance(command, ev.WriteManifest) and self.broken == "manifest":
-            return ev.ManifestWritten(command.epoch, "", "disk full")
-        if isinstance(command, ev.PublishEpoch) and self.broken == "ref":
-            return ev.EpochPublished(command.epoch, "disk full")
-        return super()._carry_out(command)
 
     def live(self, seconds: float) -> None:
         """Let time pass; hosts answer each new epoch."""
@@ -45,9 +54,9 @@ class Failing(Bench):
                     self.say(host, msg.Heartbeat(1))
             while len(self.begun_ns) < self.state.image.begun:
                 self.begun_ns.append(self.now)
-                self.answer(len(self.begun_ns))
+                self.answer_epoch(len(self.begun_ns))
 
-    def answer(self, epoch: int) -> None:
+    def answer_epoch(self, epoch: int) -> None:
         if self.broken == "host":
             self.say("h1", msg.EpochRefused(epoch, "No space left on device"))
         elif self.broken != "silence":

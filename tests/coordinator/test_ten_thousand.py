@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.pysyncobj_settings import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import COMPLETE
+from snapline.coordinator.state.fleet_records import COMPLETE, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.messages import host_messages as msg
 from snapline.messages.wire import encode_directive, encode_host_message
@@ -62,10 +63,9 @@ class Large(Bench):
             patch.setattr(FleetState, "validate", lambda self: None)
             super().feed(event)
 
-    def _propose(self, command: ev.Propose) -> ev.ProposalEnded:
-        operation = op.Operation(self.now, command.client, command.sequence, command.kind)
-        self.entries.append(len(op.encode_operation(operation)))
-        return super()._propose(command)
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        self.entries.append(len(entry))
+        super().propose(command, entry, ended)
 
     def say(self, host: str, message: msg.HostMessage) -> None:
         self.said = max(self.said, len(encode_host_message(message)))

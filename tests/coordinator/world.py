@@ -270,9 +270,9 @@ class Environment:
         delay_ns = world.outputs.delay_ns() if is_release else world.delay(DELAYS_MS.get(type(command), 10))
         world.later(delay_ns, lambda: then(work(command)))
 
-    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], None]) -> None:
         if isinstance(command, ev.SweepStore):
-            self._world.after(self._world.delay(400), lambda: chore(command))
+            self._world.after(self._world.delay(400), functools.partial(chore, command))
         else:
             chore(command)
 
@@ -282,8 +282,8 @@ class Environment:
     def note(self, note: ev.Note) -> None:
         self._world.notes.append(note.text)
 
-    def end(self, exit_code: int) -> None:
-        self._world.ended = ev.EndRun(exit_code)
+    def end(self, ending: ev.EndRun) -> None:
+        self._world.ended = ending
 
 
 class World(VirtualTime, LeaderObserver):
