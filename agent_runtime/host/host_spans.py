@@ -38,8 +38,7 @@ from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.messages.payloads import MARK, split_message
 from snapline.storage.log.log_record import LoggedInput
-from snapline.telemetry.span_export import QuickSpan, SpanExport, context_of
-from snapline.telemetry.spans import SpanIds, checkpoint_ids, recovery_ids
+from snapline.telemetry.span_export import QuickSpan, SpanExport, SpanIds, checkpoint_ids, context_of, recovery_ids
 
 ROOTS = ("start", "timer")
 """Kinds of turns that may begin a trace here, since nobody sent them. The trace of an input begins where the input arrives."""

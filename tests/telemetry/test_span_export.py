@@ -18,8 +18,17 @@ from tests.kit.collector import collecting
 
 from snapline.errors import UsageError
 from snapline.telemetry import span_export
-from snapline.telemetry.span_export import BATCH_SPANS_MAX, CLOSE_S_MAX, QUEUE_SPANS_MAX, SpanExport, context_of
-from snapline.telemetry.spans import SpanIds, SpanOptions, checkpoint_ids, open_spans, read_spans, recovery_ids
+from snapline.telemetry.span_export import (
+    BATCH_SPANS_MAX,
+    CLOSE_S_MAX,
+    QUEUE_SPANS_MAX,
+    SpanExport,
+    SpanIds,
+    checkpoint_ids,
+    context_of,
+    recovery_ids,
+)
+from snapline.telemetry.spans import SpanOptions, open_spans, read_spans
 
 
 class Stuck(SpanExporter):

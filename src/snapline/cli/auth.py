@@ -8,8 +8,8 @@ import typer
 
 from snapline.cli.command import REPLICAS, Connection, Display, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of
-from snapline.cli.settings import Context, UserSettings
-from snapline.cli.up import Address, Name
+from snapline.cli.settings import UserSettings
+from snapline.cli.up import Address, Context, Name
 from snapline.errors import UsageError
 from snapline.ids import check_id
 

@@ -18,12 +18,13 @@ import typer
 
 from snapline.cli.command import Display, FleetArguments, command, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
-from snapline.cli.settings import Context, UserSettings
+from snapline.cli.settings import UserSettings
 from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
 from snapline.cli.up import (
     KEYS,
     Address,
     Certificates,
+    Context,
     Cpus,
     Insecure,
     Place,

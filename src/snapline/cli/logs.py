@@ -29,7 +29,8 @@ import typer
 from snapline.cli.command import Display, command
 from snapline.cli.fleet_locations import folder_of, logs_of
 from snapline.cli.output import OutputFormat, document
-from snapline.cli.settings import Context, UserSettings
+from snapline.cli.settings import UserSettings
+from snapline.cli.up import Context
 from snapline.errors import NotFoundError, UsageError
 from snapline.security.printable import printable
 

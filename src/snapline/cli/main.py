@@ -57,7 +57,7 @@ GROUPS = {
         "agent", "Agents: where they live, what they hold, inputs for them, letters they could not take."
     ),
     "auth": CommandGroup("auth", "Certificates and tokens: who may do what in a fleet."),
-    "config": CommandGroup("settings", "Settings: what they are, and where they come from."),
+    "config": CommandGroup("up", "Settings: what they are, and where they come from."),
     "coordinator": CommandGroup("coordinator", "The process that decides, and its replicas."),
     "host": CommandGroup("hosts", "The processes that run agents."),
     "output": CommandGroup("outputs", "What agents have given to the outside."),

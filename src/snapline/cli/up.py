@@ -1,6 +1,7 @@
-"""`snapline up` and `snapline down`: a fleet that outlives the command, on this machine, a Ray cluster, other machines or in containers.
+"""`snapline up`, `down` and `config …`: a fleet that outlives the command, on this machine, a Ray cluster, other machines or in containers.
 
-For other machines and containers, a local background process (`snapline keep`) supervises the fleet.
+For other machines and containers, a local background process (`snapline keep`) supervises the fleet. `config` shows the settings of `up`, `down`
+and `status`, and their origins.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ from snapline.cli.command import (
 )
 from snapline.cli.fleet import check_reference
 from snapline.cli.fleet_locations import background_pid, folder_of, join, start_in_background, stop_background, until_up
-from snapline.cli.output import Document, DocumentTables, document
+from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.cli.settings import Context, UserSetting, UserSettings
+from snapline.cli.settings import UserSetting, UserSettings
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
 
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 END_S = 90.0
 """Time limit for the supervisor to end a remote fleet; it waits two seconds for processes, and half a minute for an unresponsive machine."""
 
+
+Context = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="A [context.NAME] of snapline.toml; else that in use.")
+]
 
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
 """Settings that are part of a plan."""
@@ -520,3 +525,54 @@ def _show(result: Document, tables: DocumentTables) -> None:
     if isinstance(nodes, dict) and nodes:
         tables.line()
         tables.table(("PROCESS", "NODE"), [(process, str(node)[:12]) for process, node in sorted(nodes.items())])
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+contexts = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named places, such as test and prod.")
+app.add_typer(contexts, name="context")
+
+
+@app.command("show")
+@command
+def show_settings(
+    display: Display,
+    context: Context = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+) -> None:
+    """Show every setting: flag before environment before snapline.toml before default."""
+    settings = UserSettings(context)
+    rows = [
+        {"key": key, "value": value, **({"origin": where} if origin else {})} for key, value, where in settings.all()
+    ]
+    display.printer().result(document("Settings", context=settings.context, settings=rows), _show_settings)
+
+
+@contexts.command("list")
+@command
+def list_contexts(display: Display) -> None:
+    """List the contexts of snapline.toml, and which is in use."""
+    settings = UserSettings()
+    rows = [{"name": name, "in_use": name == settings.context} for name in settings.contexts]
+    display.printer().result(document("Contexts", contexts=rows), _show_contexts)
+
+
+@contexts.command("use")
+@command
+def use(display: Display, name: Annotated[str, typer.Argument(metavar="NAME", help='A context; "" for none.')]) -> None:
+    """Use a context from now on, in this folder."""
+    UserSettings().use(name)
+    sentence = f"context {name} is in use" if name else "no context is in use"
+    display.printer().result(document("ContextUsed", context=name), lambda _, tables: tables.line(sentence))
+
+
+def _show_settings(result: Document, tables: DocumentTables) -> None:
+    rows = rows_of(result, "settings")
+    columns = [name for name in ("key", "value", "origin") if not rows or name in rows[0]]
+    tables.table([name.upper() for name in columns], [[row.get(name) for name in columns] for row in rows])
+
+
+def _show_contexts(result: Document, tables: DocumentTables) -> None:
+    rows = rows_of(result, "contexts")
+    tables.table(("CONTEXT", ""), [(row.get("name"), "in use" if row.get("in_use") else "") for row in rows])

@@ -11,6 +11,9 @@ handlers use, if the program has set no provider: it exports their spans within 
 The span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds. So a traced turn has a `QuickSpan`, which
 only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add attributes and
 events as usual. OpenTelemetry's limits do not apply to it, so `ATTRIBUTES_MAX` limits both.
+
+Several processes report parts of an epoch or of a recovery, which form one trace. The ids are derived from the store and the number, so
+processes need not exchange them.
 """
 
 import logging
@@ -21,8 +24,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
@@ -36,7 +41,6 @@ from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from snapline.errors import UsageError
-from snapline.telemetry.spans import SpanIds
 
 if TYPE_CHECKING:
     import requests
@@ -49,6 +53,28 @@ ATTRIBUTES_MAX = 128
 
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("snapline")
+
+
+class SpanIds(msgspec.Struct, frozen=True):
+    """Ids of one span, and of its trace."""
+
+    trace: int
+    span: int
+
+
+def checkpoint_ids(store: str, epoch: int) -> SpanIds:
+    """Return the ids of an epoch's span."""
+    return _derived("checkpoint", store, epoch)
+
+
+def recovery_ids(store: str, plan: int) -> SpanIds:
+    """Return the ids of a recovery's span."""
+    return _derived("recovery", store, plan)
+
+
+def _derived(what: str, store: str, number: int) -> SpanIds:
+    digest = blake2b(f"{what} {store} {number}".encode(), person=b"span", digest_size=24).digest()
+    return SpanIds(int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:], "big"))
 
 
 class QuickSpan(trace.Span):

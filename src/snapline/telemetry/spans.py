@@ -1,13 +1,9 @@
-"""Options for exporting spans to OpenTelemetry, the share of traced requests, and the ids of the spans of epochs and recoveries.
+"""Options for exporting spans to OpenTelemetry, and the share of traced requests.
 
 Nothing here imports OpenTelemetry: modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's own
 environment variables set the destination of spans, and the service name.
-
-Several processes report parts of an epoch or of a recovery, which form one trace. The ids are derived from the store and the number, so
-processes need not exchange them.
 """
 
-from hashlib import blake2b
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -65,25 +61,3 @@ def read_spans(export: "SpanExport | None") -> Readings:
     if export is None:
         return {}
     return {"spans_exported_total": export.queue.exported, "spans_dropped_total": export.queue.dropped}
-
-
-class SpanIds(msgspec.Struct, frozen=True):
-    """Ids of one span, and of its trace."""
-
-    trace: int
-    span: int
-
-
-def checkpoint_ids(store: str, epoch: int) -> SpanIds:
-    """Return the ids of an epoch's span."""
-    return _derived("checkpoint", store, epoch)
-
-
-def recovery_ids(store: str, plan: int) -> SpanIds:
-    """Return the ids of a recovery's span."""
-    return _derived("recovery", store, plan)
-
-
-def _derived(what: str, store: str, number: int) -> SpanIds:
-    digest = blake2b(f"{what} {store} {number}".encode(), person=b"span", digest_size=24).digest()
-    return SpanIds(int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:], "big"))
