@@ -71,7 +71,7 @@ def test_who_asks_with_cursors_has_every_line_once_and_knows_how_many_are_missin
     clock: Clock, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks how often and for how much: several with cursors of their own."""
-    monkeypatch.setattr(host_trace, "LINES_MAX", 12)
+    monkeypatch.setattr(host_trace, "RECENT_LINES_MAX", 12)
     chance, lines = random.Random(seed), kept(clock)
     cursors, told, missed = ["", "", ""], [list[int](), list[int](), list[int]()], [0, 0, 0]
     traced = 0
@@ -124,7 +124,7 @@ def test_a_cursor_beyond_the_end_is_at_the_end(clock: Clock) -> None:
 
 
 def test_who_begins_late_is_told_that_nothing_is_missing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_trace, "LINES_MAX", 3)
+    monkeypatch.setattr(host_trace, "RECENT_LINES_MAX", 3)
     lines = kept(clock)
     for number in range(10):
         lines.message("send", "a", "b", number)

@@ -125,7 +125,7 @@ async def test_more_than_there_is_room_for_are_turned_back(monkeypatch: pytest.M
 
 
 async def test_a_call_ends_even_if_the_agent_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_service, "ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr(input_service, "ASK_S_MAX", 0.2)
     async with serving() as host:
         host.hold_asks = []
         with pytest.raises(OfferError, match="did not answer in time"):
