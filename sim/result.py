@@ -27,6 +27,10 @@ class Violation(msgspec.Struct, frozen=True):
     text: str
 
 
+ARMED = "of the node that passes"
+"""In the text of a fault that waits at a failpoint: it may never be carried out."""
+
+
 class ExecutedFault(msgspec.Struct, frozen=True):
     """An executed fault; `until_ns` is 0 if it has no end."""
 

@@ -45,7 +45,7 @@ from snapline.sim.faults.fault_kinds import (
     Word,
     duration_ns,
 )
-from snapline.sim.result import ExecutedFault
+from snapline.sim.result import ARMED, ExecutedFault
 from snapline.sim.scenario import NetworkPart, Scenario, joining_hosts
 
 Condition = tuple[str, ...]
@@ -340,7 +340,7 @@ class Schedule:
                 action, for_ns, hit = "error", 0, word.hit
             case _:
                 raise AssertionError(f"{word} does not wait at a failpoint")
-        self._note(index, f"{action} of the node that passes {word.point}, at pass {hit}")
+        self._note(index, f"{action} {ARMED} {word.point}, at pass {hit}")
         self._executor.arm_failpoint(word.point, hit, action, for_ns)
 
     # The network.

@@ -24,7 +24,7 @@ from snapline.sim.checking import Subject
 from snapline.sim.choices import RandomChoices, Record, RecordedChoices
 from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report.run_folder import REPRO, folder_for, write_run
-from snapline.sim.result import ExecutedFault, Result, Violation, count, seconds, time_span
+from snapline.sim.result import ARMED, ExecutedFault, Result, Violation, count, seconds, time_span
 from snapline.sim.scenario import Scenario, format_toml
 from snapline.sim.search.replay import read_repro
 from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, shrink_report, signature_of, size_of, size_text
@@ -330,7 +330,7 @@ def _plural(name: str) -> str:
 
 def kinds_of(faults: Iterable[ExecutedFault]) -> list[str]:
     """Return the kinds of faults that were carried out. A fault that waits at a failpoint never reached was not."""
-    return list(dict.fromkeys(_kind(fault) for fault in faults if "whoever" not in fault.text))
+    return list(dict.fromkeys(_kind(fault) for fault in faults if ARMED not in fault.text))
 
 
 def _kind(fault: ExecutedFault) -> str:

@@ -40,9 +40,10 @@ from snapline.sim.report import run_folder
 from snapline.sim.report.html import Page, page
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
 from snapline.sim.report.run_folder import folder_for, read_choices, read_run, rebuild, write_run
-from snapline.sim.report.test_report import LINES_MAX, WIDTH, summarise
+from snapline.sim.report.test_report import LINES_MAX, WIDTH, kinds_of, summarise
 from snapline.sim.result import ExecutedFault, Result, Violation
-from snapline.sim.scenario import FleetPart, Scenario, duration_ns
+from snapline.sim.run import run
+from snapline.sim.scenario import FleetPart, Scenario, duration_ns, parse_scenario
 from snapline.sim.world.recording import Recording
 
 # -- the page -----------------------------------------------------------------------------------------------------------
@@ -114,6 +115,22 @@ def test_probes_that_were_not_hit_are_named() -> None:
     words = "".join(check_page(page(Page(result, None, "", 1, "", catalogue={"three": "told here"}))).words)
     assert "1 probe hit, 2 not in this run." in words
     assert "told here" in words
+
+
+def test_a_fault_that_waits_at_a_failpoint_never_reached_is_not_counted() -> None:
+    waiting = parse_scenario(
+        """
+        name = "small"
+        fleet = { agents = 2, pattern = { name = "ring", messages = 3 }, trigger = { every = "200ms" } }
+        run = { until = "500ms" }
+
+        [[fault]]
+        pause = { failpoint = "store.pack.synced", hit = 100000, for = "1s" }
+        """,
+        source="a test",
+    )
+    result = run(waiting, 1)
+    assert [fault.kind for fault in result.faults] == ["pause"] and kinds_of(result.faults) == []
 
 
 def test_pages_stay_small() -> None:
