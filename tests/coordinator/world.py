@@ -270,11 +270,11 @@ class Environment:
         delay_ns = world.outputs.delay_ns() if is_release else world.delay(DELAYS_MS.get(type(command), 10))
         world.later(delay_ns, lambda: then(work(command)))
 
-    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], None]) -> None:
-        if isinstance(command, ev.SweepStore):
-            self._world.after(self._world.delay(400), functools.partial(chore, command))
-        else:
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        def clean() -> None:
             chore(command)
+
+        self._world.after(self._world.delay(400) if isinstance(command, ev.SweepStore) else 0, clean)
 
     def answer(self, answer: ev.AnswerTool) -> None:
         self._world.answered(answer)

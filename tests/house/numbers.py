@@ -112,8 +112,7 @@ def figures(root: Path) -> Mapping[str, int]:
             for text in [path.read_text()]
         ),
         "types of a host's status": len(
-            {each.node.name for each in product.classes.values()}
-            & {"HostStatus", "HostReading", "HostFacts"}
+            {each.node.name for each in product.classes.values()} & {"HostStatus", "HostReading", "HostFacts"}
         ),
         "imports against the direction within storage": mutual_imports(product, "storage"),
         "names with retired words": sum(retired.values()),

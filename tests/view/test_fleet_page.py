@@ -33,7 +33,13 @@ async def test_what_is_wrong_is_said() -> None:
     fleet.more = {
         "store": {"location": "s", "state": "degraded", "since_ns": 3_000_000_000, "reason": "disk full"},
         "concerns": [
-            {"kind": "cut", "hosts": ["h1", "h2"], "since_ns": 5_000_000_000, "text": "h1 does not reach h2", "remedy": "look"}
+            {
+                "kind": "cut",
+                "hosts": ["h1", "h2"],
+                "since_ns": 5_000_000_000,
+                "text": "h1 does not reach h2",
+                "remedy": "look",
+            }
         ],
     }
     body = FleetScreen().body(await standing(fleet), ALL)
@@ -59,8 +65,22 @@ async def test_the_headline_is_the_worst_concern() -> None:
     fleet = SimulatedFleet()
     fleet.more["concerns"] = [
         {"kind": "drained", "hosts": ["h1"], "since_ns": 900_000_000_000, "text": "host h1 has no agents"},
-        {"kind": "turn", "hosts": [], "agents": ["a"], "since_ns": 3_000_000_000, "text": "agent a stands", "remedy": "look"},
-        {"kind": "turn", "hosts": [], "agents": ["b"], "since_ns": 7_000_000_000, "text": "agent b stands", "remedy": "look"},
+        {
+            "kind": "turn",
+            "hosts": [],
+            "agents": ["a"],
+            "since_ns": 3_000_000_000,
+            "text": "agent a stands",
+            "remedy": "look",
+        },
+        {
+            "kind": "turn",
+            "hosts": [],
+            "agents": ["b"],
+            "since_ns": 7_000_000_000,
+            "text": "agent b stands",
+            "remedy": "look",
+        },
     ]
     assert await headline(fleet) == ("bad", "Something is wrong: agent b stands. For 7.00 s. To do: look.")
     del fleet.more["concerns"][1:]
