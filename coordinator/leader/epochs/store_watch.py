@@ -4,7 +4,7 @@ Problem. A full, slow or unreachable store must not stop the agents while hosts 
 fail would still cost the fleet a capture each. So triggers are deferred while the store fails, and tools show why.
 
 Two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, a written ref as a success. Epochs that end
-for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. A circuit breaker (`storage/store/breaker.py`)
+for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. A circuit breaker (`Breaker`)
 decides from these when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts write checkpoints of single agents
 on their own, and every heartbeat reports a problem with that.
 
@@ -14,9 +14,7 @@ epochs and those before a plan begin at once. Volatile: a new leader assumes a h
 *The periodic trigger* is due when the next regular epoch is. Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
 the store fails or is still storing an epoch, so the interval stretches to a multiple of the period.
 
-A circuit breaker: decides how often to try a failing store.
-
-Problem. A full or unreachable store fails every attempt, and each attempt costs: states are captured, packs are
+**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each attempt costs: states are captured, packs are
 partly written, the network is loaded, the log fills. Yet a store that works again should be used soon.
 
 Model. An *attempt* is anything that ends in one of three ways: it succeeds, it fails because of the store, or it
