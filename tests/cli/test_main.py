@@ -57,9 +57,13 @@ sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    print([name for name in sorted({"main", *modules}) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
+    print([name for name in sorted(modules) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
 """
-    for words, imported in ((["host", "run"], ["hosts"]), (["coordinator"], ["coordinator"]), (["status"], ["status"])):
+    for words, imported in (
+        (["host", "run"], ["hosts", "processes"]),
+        (["coordinator"], ["coordinator", "processes"]),
+        (["status"], ["status"]),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60
         )
@@ -79,7 +83,7 @@ finally:
     print(sorted(name for name in sys.modules if name == "asyncio" or name.startswith("snapline.cli.")), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr.strip() == "['snapline.cli.garbage_collection', 'snapline.cli.main', 'snapline.cli.main']"
+    assert done.stderr.strip() == "['snapline.cli.garbage_collection', 'snapline.cli.main']"
     assert all(f"\n  {name} " in done.stdout for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden)
 
 
