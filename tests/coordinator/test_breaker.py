@@ -184,7 +184,7 @@ def test_mutants_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     if mutant == "never capped":
         monkeypatch.setattr(module, "PROBE_NS_MAX", 10 * PROBE_NS_MAX)
-    monkeypatch.setattr("tests.storage.test_breaker.Breaker", Mutant)
+    monkeypatch.setattr("tests.coordinator.test_breaker.Breaker", Mutant)
     with pytest.raises(AssertionError):
         test_probes_wait_twice_as_long_each_time_up_to_a_minute()
         test_what_fails_beside_the_probe_does_not_put_it_off()
