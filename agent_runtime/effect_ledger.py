@@ -4,7 +4,7 @@ A ledger record is released with a complete snapshot, so no failure reverts it. 
 still "open" here. Hosts report the state of open effects (`with_standing`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from snapline.messages.effect_records import (
     EffectRecord,
     UnfinishedEffect,
 )
+from snapline.storage.packs.checkpoint import MadeEffect
 
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
@@ -148,3 +149,23 @@ def _fate_of(stage: str) -> Fate:
         return "done"
     assert stage in (FAILED, LEFT), stage
     return "failed" if stage == FAILED else "left"
+
+
+# ---- the message of a turn that undoes effects ------------------------------------------------------------------------
+
+UNDO = b"\x05@undo"
+"""Head of the message, before the effects: no type can have this name."""
+
+UNDO_NAME = "@undo"
+
+_undo_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
+
+
+def undo_payload(made: Sequence[MadeEffect]) -> bytes:
+    """Return the message of the turn that undoes these, in this order."""
+    return UNDO + msgspec.msgpack.encode(list(made))
+
+
+def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
+    """Decode the effects to undo; `body`: the bytes behind the name. Raises msgspec.MsgspecError."""
+    return _undo_decoder.decode(body)

@@ -35,25 +35,8 @@ from snapline.errors import DivergenceError, EffectFailedError, MessageTooLargeE
 from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
-UNDO = b"\x05@undo"
-"""Head of the message, before the effects: no type can have this name."""
-
-UNDO_NAME = "@undo"
-
 ARGUMENTS_BYTES_MAX = 64 * 1024
 """Largest size of one compensation's arguments. They are in the agent's checkpoints until its turn ends, and in the ledger."""
-
-_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
-
-
-def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """Return the message of the turn that undoes these, in this order."""
-    return UNDO + msgspec.msgpack.encode(list(made))
-
-
-def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
-    """Decode the effects to undo; `body`: the bytes behind the name. Raises msgspec.MsgspecError."""
-    return _decoder.decode(body)
 
 
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:

@@ -33,13 +33,13 @@ Carries G12. Uniqueness outside depends on services that honour keys: nothing he
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe_result
+from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_log import StepLog, mark_of
 from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import UNDONE, DurableTurn, HostState, LocalAgent
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
 from snapline.messages.host_messages import Quiesce, Quiesced

@@ -18,9 +18,9 @@ that they came too late.
 from itertools import islice
 
 from snapline.agent_runtime.durable import DONE
+from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, Entry, LocalAgent
-from snapline.agent_runtime.sagas import undo_payload
 from snapline.messages import client_requests
 from snapline.messages.agent_commands import (
     COMMAND_PREFIX,

@@ -32,6 +32,7 @@ from snapline.agent_runtime.durable import (
     read_call,
     turn_seed,
 )
+from snapline.agent_runtime.effect_ledger import UNDO_NAME, read_undo
 from snapline.agent_runtime.fleet import (
     Fleet,
     check_skeleton,
@@ -44,7 +45,7 @@ from snapline.agent_runtime.fleet import (
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in
-from snapline.agent_runtime.sagas import UNDO_NAME, do_nothing, not_undone, read_undo
+from snapline.agent_runtime.sagas import do_nothing, not_undone
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message

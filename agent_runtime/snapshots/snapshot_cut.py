@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, find_class, restored
-from snapline.agent_runtime.sagas import UNDO
 from snapline.errors import StoreError
 from snapline.messages.payloads import CREATE, plain_name, split_message, unwrapped
 from snapline.storage.capture.image import Buffer

@@ -28,10 +28,10 @@ import msgspec
 
 from snapline.agent_runtime.agent import agent_type, state_version_of
 from snapline.agent_runtime.durable import REFUSED
+from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, class_of, plan_line
 from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
-from snapline.agent_runtime.sagas import UNDO
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped

@@ -6,8 +6,8 @@ from types import MappingProxyType
 import msgspec
 from blake3 import blake3
 
+from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.host.host_events import Control, Spawn
-from snapline.agent_runtime.sagas import UNDO
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 Key = tuple[str, int, int, int]

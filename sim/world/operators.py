@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from snapline.agent_runtime.durable import encode_result
+from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_operator_commands import identity_of
-from snapline.agent_runtime.sagas import UNDO
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.service.restore_requests import AnswerT

@@ -11,11 +11,12 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.fleet import own_modules
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.agent_runtime.sagas import load_undo, reference_of, undo_payload
+from snapline.agent_runtime.sagas import load_undo, reference_of
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import MadeEffect
 

@@ -21,9 +21,9 @@ from tests.agent_runtime.test_effects import (
 )
 
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent
+from snapline.agent_runtime.effect_ledger import UNDO as UNDO_MESSAGE
+from snapline.agent_runtime.effect_ledger import read_undo
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.sagas import UNDO as UNDO_MESSAGE
-from snapline.agent_runtime.sagas import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import (

@@ -23,12 +23,12 @@ from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause, encode_result, rolled
+from snapline.agent_runtime.effect_ledger import UNDO, read_undo
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.host_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.host_state import LocalAgent
-from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import (

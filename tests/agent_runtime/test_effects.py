@@ -17,10 +17,10 @@ from snapline.agent_runtime.durable import (
     encode_error,
     encode_result,
 )
+from snapline.agent_runtime.effect_ledger import UNDO, read_undo
 from snapline.agent_runtime.host import agent_effects
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.sagas import UNDO, read_undo
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message

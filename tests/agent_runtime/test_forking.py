@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
 from snapline.agent_runtime.durable import REFUSED
+from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
-from snapline.agent_runtime.sagas import UNDO
 from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkRequest, SettingError, fork_snapshot
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.messages.host_messages import Welcome

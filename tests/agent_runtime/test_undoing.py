@@ -12,9 +12,10 @@ from tests.agent_runtime.effect_world import RefusedError, World
 
 import snapline
 from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.sagas import ARGUMENTS_BYTES_MAX, undo_payload
+from snapline.agent_runtime.sagas import ARGUMENTS_BYTES_MAX
 from snapline.storage.packs.checkpoint import MadeEffect
 
 

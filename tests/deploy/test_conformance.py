@@ -10,8 +10,9 @@ from snapline.deploy import conformance
 from snapline.deploy.conformance import bench as bench_module
 from snapline.deploy.conformance import launcher_checks as judge_module
 from snapline.deploy.conformance.token_fleet import TOKENS
-from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
+from snapline.deploy.launching import Handle, Launcher, ProcessSpec
 from snapline.deploy.local import LocalLauncher
+from snapline.deploy.supervisor import Exit
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from snapline.deploy.launching import Exit
 from snapline.deploy.supervisor import (
     HEALTHY_S,
     RESTARTS_MAX,
@@ -14,6 +13,7 @@ from snapline.deploy.supervisor import (
     EmitNote,
     Ending,
     EndSupervision,
+    Exit,
     ExitReported,
     FleetStatusRead,
     FleetStatusUnavailable,

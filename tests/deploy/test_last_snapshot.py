@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.running_fleet import LaunchedFleet
+from snapline.deploy.supervisor import Exit
 from snapline.messages.status import FleetStatus
 
 

@@ -42,10 +42,11 @@ from snapline.deploy.launch_agent_client import (
     LaunchAgentRequest,
     encode_line,
 )
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import PRIVATE
 from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, STOP_GRACE_S
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.security.printable import printable

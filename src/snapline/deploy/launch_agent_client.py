@@ -16,8 +16,9 @@ from typing import Literal, Self
 import msgspec
 
 import snapline
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.local import HERE
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 GREETING_LINES_MAX = 200

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER, marks_of
-from snapline.messages.host_messages import TurnDeath
+from snapline.deploy.supervisor import Exit
 
 Kind = Literal["coordinator", "host"]
 
@@ -53,24 +53,6 @@ class Handle(msgspec.Struct, frozen=True):
     instance: str
     where: str
     pid: int
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """Exit of a process.
-
-    Attributes:
-        code: the exit code, or the negative signal number; None if the exit was not observed, for example because the machine died.
-        text: description, such as `exit code 3` or `its node died`.
-        last_words: the last line of its output, by convention the reason for its exit; `""` if unknown.
-        log: location of its log.
-        died_in: the turns that the host was running when it died, if the launcher knows.
-    """
-
-    code: int | None
-    text: str
-    last_words: str = ""
-    log: str = ""
-    died_in: tuple[TurnDeath, ...] = ()
 
 
 class Launcher(Protocol):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from snapline.deploy.child import Child, ForkServer, describe_exit, is_forkable
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
-from snapline.deploy.launching import Commands, Exit, Handle, ProcessSpec, SnaplineCommands
+from snapline.deploy.launching import Commands, Handle, ProcessSpec, SnaplineCommands
 from snapline.deploy.running_fleet import STOP_GRACE_S, CoordinatorReader, LaunchedFleet
 from snapline.deploy.starting import environment_of
-from snapline.deploy.supervisor import Ending, OnFailure
+from snapline.deploy.supervisor import Ending, Exit, OnFailure
 from snapline.folders import make_private
 from snapline.messages.host_messages import TurnDeath
 from snapline.messages.status import FleetStatus

@@ -20,8 +20,9 @@ import msgspec
 
 from snapline.deploy.child import LOG_BYTES_MAX, describe_exit
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, is_same_folder, lock, read_addresses
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.plan import NODE, PRIVATE, Files
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 

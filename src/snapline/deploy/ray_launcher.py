@@ -29,10 +29,11 @@ from typing import Any
 import msgspec
 
 from snapline.deploy.data_directory import PORT_ATTEMPTS_MAX, PORTS
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.local import HERE, LocalLauncher
 from snapline.deploy.plan import NODE, PRIVATE, Files
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, node_here
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError
 
 

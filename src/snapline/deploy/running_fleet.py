@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol, Self, assert_never
 
-from snapline.deploy.launching import Commands, Exit, Handle, Launcher, ProcessSpec
+from snapline.deploy.launching import Commands, Handle, Launcher, ProcessSpec
 from snapline.deploy.supervisor import (
     EmitNote,
     Ending,
     EndSupervision,
+    Exit,
     ExitReported,
     FleetStatusRead,
     FleetStatusUnavailable,

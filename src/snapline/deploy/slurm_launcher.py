@@ -31,9 +31,10 @@ from snapline.deploy.launch_agent_client import (
     LaunchAgentGoneError,
     LaunchAgentMissingError,
 )
-from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
+from snapline.deploy.launching import Handle, Kind, ProcessSpec
 from snapline.deploy.plan import NODE, check_exposure
 from snapline.deploy.slurm_worker import BRIDGE, key_of
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.security.transport import is_loopback

@@ -24,8 +24,9 @@ from snapline.deploy.launch_agent_client import (
     LaunchAgentGoneError,
     LaunchAgentMissingError,
 )
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
+from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")

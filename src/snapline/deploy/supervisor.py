@@ -21,11 +21,28 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from snapline.deploy.launching import Exit
 from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
 from snapline.messages.host_messages import CAPTURE, STOP_WHEN, TurnDeath
 
 Outcome = Literal["stopped", "failed"]
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """Exit of a process.
+
+    Attributes:
+        code: the exit code, or the negative signal number; None if the exit was not observed, for example because the machine died.
+        text: description, such as `exit code 3` or `its node died`.
+        last_words: the last line of its output, by convention the reason for its exit; `""` if unknown.
+        log: location of its log.
+        died_in: the turns that the host was running when it died, if the launcher knows.
+    """
+
+    code: int | None
+    text: str
+    last_words: str = ""
+    log: str = ""
+    died_in: tuple[TurnDeath, ...] = ()
 
 
 class Ending(msgspec.Struct, frozen=True):

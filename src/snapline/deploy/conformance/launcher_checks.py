@@ -23,8 +23,9 @@ from typing import NamedTuple
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut, load_cut
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, require, until
 from snapline.deploy.conformance.token_fleet import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
-from snapline.deploy.launching import Exit, Handle, Kind, Launcher, ProcessSpec
+from snapline.deploy.launching import Handle, Kind, Launcher, ProcessSpec
 from snapline.deploy.running_fleet import LaunchedFleet
+from snapline.deploy.supervisor import Exit
 from snapline.errors import OlderIncarnationError, SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
