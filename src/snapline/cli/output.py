@@ -173,7 +173,7 @@ def concern_lines(result: Document) -> list[str]:
 
 
 def _concern_line(row: Document, now_s: float) -> str:
-    from snapline.messages.status import describe_concern
+    from snapline.view.display_text import describe_concern
 
     since_s = row.get("since_s")
     age_s = since_s if isinstance(since_s, int | float) else 0.0

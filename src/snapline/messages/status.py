@@ -5,13 +5,9 @@ A concern is a condition that needs attention, such as a wait or a missing resou
 if a kind is missing in docs/cli.md, in the alerts or in the runbook.
 """
 
-import time
-
 import msgspec
 
 from snapline.messages.host_messages import OpenTurn
-
-DAY_S = 86_400.0
 
 KINDS: dict[str, str] = {
     "busy": "`snapline host logs {host}` names what blocks it; give such a handler `thread=True`, or end the process: `snapline host kill {host}`",
@@ -62,13 +58,6 @@ class Concern(msgspec.Struct, frozen=True):
     text: str = ""
     agents: tuple[str, ...] = ()
     remedy: str = ""
-
-
-def describe_concern(text: str, remedy: str, *, since_s: float, now_s: float) -> str:
-    """Return a concern's text, the local time at which it began, and its remedy, for terminals."""
-    began_s = now_s - since_s
-    clock = time.strftime("%H:%M:%S" if since_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(began_s))
-    return f"{text}, since {clock}" + (f". To do: {remedy}" if remedy else "")
 
 
 def remedy_of(concern: Concern) -> str:

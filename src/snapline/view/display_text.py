@@ -7,6 +7,7 @@ Loss now, duration of recoveries and cost of the interval are also in `snapline 
 of `snapline recovery restore` and of the confirmation page.
 """
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -122,11 +123,19 @@ def pill(subject: Subject, word: str, *more: str) -> Markup:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
+DAY_S = 86_400.0
 NS = 1e9
 
 RECOVERIES_SHOWN = 3
 
 COORDINATED = "coordinated"
+
+
+def describe_concern(text: str, remedy: str, *, since_s: float, now_s: float) -> str:
+    """Return a concern's text, the local time at which it began, and its remedy, for terminals."""
+    began_s = now_s - since_s
+    clock = time.strftime("%H:%M:%S" if since_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(began_s))
+    return f"{text}, since {clock}" + (f". To do: {remedy}" if remedy else "")
 
 
 def describe_work_at_risk(facts: "FleetStatus") -> str:

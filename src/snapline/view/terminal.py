@@ -6,11 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from snapline.messages.status import FleetStatus, HostStatus, describe_concern
+from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.printable import printable
 from snapline.view.display_text import (
     Tone,
     count,
+    describe_concern,
     describe_interval,
     describe_recoveries,
     describe_work_at_risk,
