@@ -23,8 +23,8 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_inputs import Inputs
@@ -135,11 +135,11 @@ class DurableTurns:
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """Begin the turn after its first segment, and consume its message."""
         kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
-        if host_operator_commands.is_operator_command(entry):  # the turn now has the dead letter's message
-            kind, sender, payload = host_operator_commands.turn_of(agent, payload)
-            host_operator_commands.handled(agent, entry)
+        if dead_letters.is_operator_command(entry):  # the turn now has the dead letter's message
+            kind, sender, payload = dead_letters.turn_of(agent, payload)
+            dead_letters.handled(agent, entry)
         turn = DurableTurn(
-            SavedTurn(kind, sender, payload, pause.seed, host_operator_commands.parse_effect_key(entry)),
+            SavedTurn(kind, sender, payload, pause.seed, dead_letters.parse_effect_key(entry)),
             self._steps.began(agent),
         )
         self._mailboxes.consume(entry, is_open=True)
@@ -301,7 +301,7 @@ class DurableTurns:
         """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
         turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
         """
-        place = host_operator_commands.find_resolution(agent, turn.look.mailbox)
+        place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
             return False

@@ -11,8 +11,8 @@ checkpoints like any other between two turns. Any plan ends the suspension.
 
 import zlib
 
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, START, Entry, HostState, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import without_tail
@@ -212,10 +212,8 @@ class HostFailures:
         """Make the entry a dead letter of its receiver; the caller consumes it."""
         kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
-            host_operator_commands.take_failed_retry(agent, entry)
-            if host_operator_commands.is_operator_command(entry)
-            else None,
-            host_operator_commands.parse_effect_key(entry),
+            dead_letters.take_failed_retry(agent, entry) if dead_letters.is_operator_command(entry) else None,
+            dead_letters.parse_effect_key(entry),
         )
         if again is not None:
             sender, payload, key = again.sender, again.payload, again.key
@@ -234,7 +232,7 @@ class HostFailures:
         )
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
-        host_operator_commands.add(agent, letter)
+        dead_letters.add(agent, letter)
         self._shared.counts.dead_letters += 1
         self._mode.moved(agent)
 
@@ -252,13 +250,13 @@ def is_first(entry: Entry) -> bool:
 def is_from_others(entry: Entry) -> bool:
     """Return whether another agent, or a client outside, sent it. Operator commands are about messages that were counted."""
     is_reported = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
-    return is_reported and not host_operator_commands.is_operator_command(entry)
+    return is_reported and not dead_letters.is_operator_command(entry)
 
 
 def turn_kind_of(entry: Entry) -> str:
     """Return the name of a turn: "start", "create", "message", "timer", "input", "letter": an operator command, or "stashed": consumed before."""
     inlet, name, payload = entry
-    if inlet is None and host_operator_commands.is_operator_command(entry):
+    if inlet is None and dead_letters.is_operator_command(entry):
         return "letter"
     if inlet is None:
         if isinstance(name, StashedMessage):

@@ -16,8 +16,8 @@ Strom and Yemini 1985). Answers are kept with the keys of consumed inputs (`agen
 again, at the agent's next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
 """
 
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_outputs import AgentRetirement
@@ -264,7 +264,7 @@ class Inputs:
             is_awaited
             or has_open
             or has_put_off
-            or any(host_operator_commands.is_from_outside(letter) for letter in agent.dead_letters)
+            or any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters)
         )
 
     # ---- admission----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Inputs:
         if not offered.is_operator_command and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
         if agent.is_leaving and (
-            agent.is_retiring or not (offered.is_operator_command and host_operator_commands.is_drop(offered.payload))
+            agent.is_retiring or not (offered.is_operator_command and dead_letters.is_drop(offered.payload))
         ):
             only = (
                 ": a dead letter of it can only be dropped"
@@ -416,8 +416,8 @@ class Inputs:
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     if is_effect_resolution(payload):
-        return host_operator_commands.refusal_of_resolution(agent, payload)
-    refusal = host_operator_commands.refusal_of(agent, payload)
+        return dead_letters.refusal_of_resolution(agent, payload)
+    refusal = dead_letters.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None
 
 

@@ -11,8 +11,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.durable import refusal_of
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import (
     EXTERNAL_SENDS_TURN,
@@ -204,9 +204,7 @@ class Mailboxes:
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Carry out an operator command that takes no turn; return whether it was one."""
-        reply = (
-            host_operator_commands.settled(agent, entry) if host_operator_commands.is_operator_command(entry) else None
-        )
+        reply = dead_letters.settled(agent, entry) if dead_letters.is_operator_command(entry) else None
         if reply is None:
             return False
         self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
@@ -227,9 +225,7 @@ class Mailboxes:
         """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox is next, because only commands without a
         turn were consumed."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
-        while (
-            entry is not None and host_operator_commands.is_operator_command(entry) and self._is_settled(agent, entry)
-        ):
+        while entry is not None and dead_letters.is_operator_command(entry) and self._is_settled(agent, entry):
             if not agent.stash:
                 return True
             entry = self._durable.next_entry(agent)
@@ -303,7 +299,7 @@ class Mailboxes:
             if not self._is_word_settled(agent, entry):
                 self._dead_letter_unread(agent, entry)
                 self.consume_own(entry, is_dead_lettered=True, agent=agent)
-        if any(host_operator_commands.is_from_outside(letter) for letter in agent.dead_letters):
+        if any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters):
             self.drain(agent)
         agent.current = None
         if agent.owes:
@@ -405,8 +401,8 @@ class Mailboxes:
 
 def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
     """Return the kind of the entry's turn, its sender, and the payload."""
-    if host_operator_commands.is_operator_command(entry):
-        return host_operator_commands.turn_of(agent, entry[2])
+    if dead_letters.is_operator_command(entry):
+        return dead_letters.turn_of(agent, entry[2])
     return turn_kind_of(entry), sender_of(agent, entry), entry[2]
 
 

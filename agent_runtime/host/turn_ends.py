@@ -1,8 +1,8 @@
 """The part of a host core that takes the outcome of a turn: its messages are sent, or it is undone, retried, dead-lettered, or crashes its agent."""
 
 from snapline.agent_runtime.durable import refusal_of
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.channel_ends import Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import (
@@ -93,8 +93,8 @@ class TurnEnds:
         elif entry[0] is not None:
             self._mailboxes.consume(entry)
         else:
-            if host_operator_commands.is_operator_command(entry):
-                host_operator_commands.handled(agent, entry)
+            if dead_letters.is_operator_command(entry):
+                dead_letters.handled(agent, entry)
             self._mailboxes.consume_own(entry, is_dead_lettered=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True

@@ -18,9 +18,9 @@ import grpc.aio
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting, TurnView
-from snapline.agent_runtime.host.host_operator_commands import identity_of
 from snapline.errors import AgentMissingError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import Rows, document

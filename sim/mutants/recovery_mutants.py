@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host import host_operator_commands
 from snapline.agent_runtime.host.failures import HostRollbacks
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_state import LocalAgent
@@ -316,7 +316,7 @@ def handled_letter_stays() -> list[Patch]:
     def handled(agent: LocalAgent, payload: bytes) -> None:
         """Do nothing."""
 
-    return [(host_operator_commands, "handled", handled)]
+    return [(dead_letters, "handled", handled)]
 
 
 def numbers_not_saved() -> list[Patch]:
@@ -330,14 +330,14 @@ def numbers_not_saved() -> list[Patch]:
 
 def dropped_counts_as_handled() -> list[Patch]:
     """Count a dropped dead letter as handled."""
-    original = host_operator_commands.settled
+    original = dead_letters.settled
 
     def settled(agent: LocalAgent, entry: Any) -> bytes | None:
         payload = original(agent, entry)
         agent.dead_letter_count -= payload == b""
         return payload
 
-    return [(host_operator_commands, "settled", settled)]
+    return [(dead_letters, "settled", settled)]
 
 
 def known_by_number_alone() -> list[Patch]:
@@ -346,7 +346,7 @@ def known_by_number_alone() -> list[Patch]:
     def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
         return agent.dead_letter_numbers.index(word.number) if word.number in agent.dead_letter_numbers else None
 
-    return [(host_operator_commands, "_place_of", place_of)]
+    return [(dead_letters, "_place_of", place_of)]
 
 
 def command_not_logged() -> list[Patch]:
@@ -357,7 +357,7 @@ def command_not_logged() -> list[Patch]:
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not offered.is_operator_command or read_dead_letter_command(offered.payload).verb != DROP:
             return original(self, event, place, offered)
-        host_operator_commands.settled(agent, (None, "", offered.payload))
+        dead_letters.settled(agent, (None, "", offered.payload))
         return InputOutcome(ACCEPTED)
 
     return [(Inputs, "_take", take)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from snapline.agent_runtime.host.host_operator_commands import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT
 from snapline.messages.agent_commands import (
     COMMAND_PREFIX,

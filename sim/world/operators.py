@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from snapline.agent_runtime.durable import encode_result
 from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_operator_commands import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.service.restore_requests import AnswerT

@@ -7,7 +7,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked
 
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_operator_commands import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.membership import creation_payload
 from snapline.errors import ProtocolError

@@ -7,7 +7,7 @@ from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.durable import call_payload, refusal_of
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_operator_commands import identity_of
+from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
 from snapline.protocols.names import PROTOCOLS
