@@ -17,7 +17,7 @@ doubt*, and one of three things happens:
 - An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
   the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
 
-An operator's resolution is an input that the waiting turn takes (`host_operator_commands.py`). "Done" becomes the outcome. "Not done" allows the
+An operator's resolution is an input that the waiting turn takes (`dead_letters.py`). "Done" becomes the outcome. "Not done" allows the
 call; but a recovery to before the resolution would take it again, although a call may have been made since. So the resolution is also an output, and
 the call waits until that output is released, as for an intent.
 

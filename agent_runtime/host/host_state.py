@@ -186,7 +186,7 @@ class LocalAgent:
         parked: number of messages in outlets, which have no number and no stamp yet.
         awaits_creation: the creation message has not arrived; no other entry may be the first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
-        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and of the newest dead letter ever (`host_operator_commands.py`).
+        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and of the newest dead letter ever (`dead_letters.py`).
         retired_in: None while the agent is active; afterwards the epochs for which it still has to stay.
         inputs: inputs from outside; None if there were none yet.
         outputs: outputs; None if there were none yet.
