@@ -36,6 +36,7 @@ TOPICS = {
         "Output",
         "OutputsReverted",
         "Effect",
+        "FleetStatus",
         "LocatedAgent",
         "AgentState",
         "DeadLetterResult",

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from snapline.client.trace_analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.client_requests import AgentState
+    from snapline.messages.status import FleetStatus
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.history import History
     from snapline.storage.capture.torch_state import TorchState
@@ -93,6 +94,7 @@ _HOMES = {
     "Agent": "snapline.agent_runtime.agent",
     "AgentState": "snapline.messages.client_requests",
     "Blob": "snapline.storage.capture.values",
+    "FleetStatus": "snapline.messages.status",
     "Manual": "snapline.protocols.policy",
     "Certificates": "snapline.client.client",
     "CircuitBreaker": "snapline.agent_runtime.breaker",
@@ -165,6 +167,7 @@ __all__ = [
     "Fleet",
     "FleetDefinitionError",
     "FleetEndedError",
+    "FleetStatus",
     "Fork",
     "HandlerNotPublicError",
     "History",
