@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore, LeaderStatus
 from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
-from snapline.coordinator.service.log import ReplicatedLog
+from snapline.coordinator.service.replicated import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError

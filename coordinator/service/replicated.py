@@ -3,11 +3,14 @@
 The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
 everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
 proposer gets the outcome. Applying is deterministic, so both copies are equal; it takes microseconds and needs no lock.
+
+Interface of the coordinator's log: totally ordered, durable operations. `replicated.py` implements it.
 """
 
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from snapline.coordinator.raft import proposals
 from snapline.coordinator.raft.raft_driver import RaftDriver
@@ -87,3 +90,17 @@ class RaftLog:
 
     async def close(self) -> None:
         """Do nothing: the replica outlives its leaders."""
+
+
+class ReplicatedLog(Protocol):
+    """Log of a leader's decisions, which are committed before they take effect."""
+
+    async def propose(self, entry: bytes) -> ProposalOutcome:
+        """Commit and apply `entry`.
+
+        Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
+        Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
+        """
+
+    async def close(self) -> None:
+        """Take no more proposals; the outcome of unanswered ones is unknown."""

@@ -13,7 +13,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS
 from snapline.coordinator.raft.raft_driver import RaftDriver
 from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.leadership import Leadership
-from snapline.coordinator.service.log import ReplicatedLog
+from snapline.coordinator.service.replicated import ReplicatedLog
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
