@@ -26,9 +26,9 @@ from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.service.backup import create_fork_log
 from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.coordinator_stop import CoordinatorStop
-from snapline.coordinator.service.fork_log import create_fork_log
 from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership

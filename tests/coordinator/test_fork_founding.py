@@ -13,9 +13,14 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.service.backup import NUMBERS_STEP, restored_state
+from snapline.coordinator.service.backup import (
+    FORK_SCRATCH_FOLDER,
+    NUMBERS_STEP,
+    create_fork_log,
+    fork_initial_state,
+    restored_state,
+)
 from snapline.coordinator.service.fleet_answers import forked_from, history
-from snapline.coordinator.service.fork_log import FORK_SCRATCH_FOLDER, create_fork_log, fork_initial_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import FORMING, REFUSED, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState

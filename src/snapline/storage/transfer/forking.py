@@ -13,7 +13,7 @@ The steps, each durable before the next:
 5. The identity, which completes the store.
 
 So a crash leaves no fork, or an unfinished one with the record of step 1. `begin_again` removes all its files, the record last, and starts over.
-The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/fork_log.py`).
+The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/backup.py`).
 
 The caller's duties: pin the snapshot meanwhile, and let no other process make a fork in the same place (`begin_again` could remove its files).
 
