@@ -36,8 +36,7 @@ from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
-from snapline.coordinator.service.users import FleetUsers
-from snapline.coordinator.service.users_servicer import UsersServicer
+from snapline.coordinator.service.users import FleetUsers, UsersServicer
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreError, StoreKeyError, UsageError
 from snapline.failpoints import failpoint

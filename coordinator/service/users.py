@@ -3,15 +3,19 @@
 Tokens are checked against this replica's copy of the replicated state. The leader's copy has everything acknowledged. Another replica may lack
 the newest tokens, and refers callers with an unknown token to the leader. Calls that change something are recorded through Raft before they
 are made; that operation checks the token again.
+
+The People service over gRPC: tokens and the audit log.
 """
 
 import asyncio
 import secrets
 import time
 
+from google.protobuf.message import Message
+
 from snapline.coordinator.leader.leader_state import SECOND_NS
 from snapline.coordinator.raft.raft_driver import RaftDriver
-from snapline.coordinator.service.calls import LeaderHint
+from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.replicated import ReplicatedLog
 from snapline.coordinator.state import operations as op
@@ -21,7 +25,20 @@ from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
-from snapline.security.rpc_authorization import ALLOWED, FAILED, REFUSED, RPC_RULES, USER_ROLES, Caller
+from snapline.messages.wire import writer_of
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import (
+    ALLOWED,
+    FAILED,
+    REFUSED,
+    RPC_RULES,
+    USER_ROLES,
+    Caller,
+    Context,
+    RpcGuard,
+    clipped,
+)
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600
@@ -201,3 +218,55 @@ class FleetUsers:
                     await asyncio.sleep(AGAIN_S)
         except TimeoutError:
             raise UnknownOutcomeError(f"the coordinator's log did not answer within {PROPOSE_S:g} s") from None
+
+
+class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
+    """Serves admins, and hosts that users have called."""
+
+    def __init__(self, people: FleetUsers, guard: RpcGuard, leader_hint: LeaderHint) -> None:
+        self._people = people
+        self._guard = guard
+        self.leader_hint = leader_hint
+
+    @with_grpc_errors
+    async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
+        """Register a token by its digest."""
+        expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
+        return pb.MakeTokenReply(expires_ns=expires_ns)
+
+    @with_grpc_errors
+    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.RevokeTokenReply:
+        """Revoke a token."""
+        await self._people.revoke_token(request.name)
+        return pb.RevokeTokenReply()
+
+    @with_grpc_errors
+    async def ReadTokens(self, request: pb.ReadTokensRequest, context: Context) -> Message:
+        """Return all tokens, without their digests."""
+        return writer_of(ReadTokensReply, pb.ReadTokensReply)(await self._people.tokens())
+
+    @with_grpc_errors
+    async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
+        """Return the name and role of a token's user, for a host that was called."""
+        self._people.check_member(self._host(context))
+        user = await self._people.holder(request.digest)
+        return pb.CheckTokenReply() if user is None else pb.CheckTokenReply(name=user.name, role=user.role)
+
+    @with_grpc_errors
+    async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
+        """Record a user's call to a host, under the user in the proof and the host's name."""
+        proof = Caller(None, request.digest, request.certificate)
+        await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
+        return pb.RecordCallReply()
+
+    def _host(self, context: Context) -> str:
+        """Return the name of the calling host."""
+        host = self._guard.identity(context)
+        if host is None:
+            raise UsageError("without certificates nobody is known, and nothing is written down")
+        return host.name
+
+    @with_grpc_errors
+    async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> Message:
+        """Return the last recorded calls."""
+        return writer_of(ReadAuditReply, pb.ReadAuditReply)(await self._people.audit(request.count))

@@ -14,7 +14,7 @@ INSIDE = {
     "messages/client_wire.py",
     "coordinator/raft/messages.py",
     "coordinator/raft/raft_streams.py",
-    "coordinator/service/users_servicer.py",
+    "coordinator/service/users.py",
     "coordinator/service/server.py",
     "coordinator/service/servicer.py",
     "coordinator/state/operations.py",
