@@ -9,7 +9,7 @@ from snapline.messages.wire import decode_host_message, host_messages
 UNCOUNTED_BYTES_MAX = 64 * 1024
 """Largest message that is parsed without counting: even with the shortest entries it takes a few MiB of memory."""
 
-MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
+HOST_MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
 """Limits of a message in parts; hosts send parts of 1 MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
@@ -48,8 +48,8 @@ class HostStream:
             return message
         self._parts.append(message.data)
         self._size_bytes += len(message.data)
-        if self._size_bytes > MESSAGE_BYTES_MAX or len(self._parts) > PARTS_MAX:
-            raise ProtocolError(f"a message of more than {MESSAGE_BYTES_MAX} bytes or {PARTS_MAX} parts")
+        if self._size_bytes > HOST_MESSAGE_BYTES_MAX or len(self._parts) > PARTS_MAX:
+            raise ProtocolError(f"a message of more than {HOST_MESSAGE_BYTES_MAX} bytes or {PARTS_MAX} parts")
         if not message.is_last:
             return None
         whole, self._parts, self._size_bytes = b"".join(self._parts), [], 0
