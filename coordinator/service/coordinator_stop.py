@@ -8,8 +8,7 @@ import asyncio
 import logging
 
 from snapline.coordinator.leader.events import CoordinatorStopRequested
-from snapline.coordinator.service.leader_runner import LeaderRunner
-from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.host_messages import SAME_SIGNAL_S

@@ -4,16 +4,304 @@ A new leader must see everything acknowledged before it, so it waits until an en
 replica leads, or when it has heard no majority for a while. In between, two replicas may both believe that they lead. The older one is
 harmless: its proposals are committed by the newer leader or not at all, and are refused if the state has changed. Its messages to hosts
 follow from committed operations, and directives are idempotent.
+
+Environment of the leader's driver in production: streams of hosts, requests of tools, the log, threads, the clock.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore, LeaderStatus
 from snapline.coordinator.raft.raft_driver import RaftDriver
-from snapline.coordinator.service.leader_runner import LeaderRunner
-from snapline.errors import CoordinatorUnavailableError, SnaplineError
+from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
+from snapline.coordinator.service.replicated import ReplicatedLog
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
+from snapline.errors import CoordinatorUnavailableError, LogError, SnaplineError, UsageError
+from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.status import Standing
+from snapline.messages.wire import encode_directive
+
+AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
+
+OUTBOX_DIRECTIVES_MAX = 4096
+"""Largest queue for a host that does not read. Beyond it the stream is closed; the next stream begins with the present directives."""
+
+STORE_THREADS = 4
+"""Number of threads for the store: the largest number of open epochs."""
+
+PROPOSAL_TIMEOUT_S = 30.0
+"""Time limit for a proposal. Then its outcome is unknown, and the leader proposes it again."""
+
+
+class Outbox:
+    """Queue of directives to be written to one host's stream."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.is_closed = False
+
+    def put(self, directive: bytes) -> None:
+        """Queue an encoded directive, unless the stream is being closed."""
+        if self.is_closed:
+            return
+        if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
+            _log.warning("a host does not read its directives: closing its stream")
+            self.close()
+            return
+        self._waiting.put_nowait(directive)
+
+    def close(self) -> None:
+        """End the stream after the queued directives."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._waiting.put_nowait(None)
+
+    async def get(self) -> bytes | None:
+        """Return the next directive; None at the end."""
+        return await self._waiting.get()
+
+
+class LeaderRunner:
+    """Runs one leader on one event loop: the environment of its driver (`LeaderEnvironment`).
+
+    Attributes:
+        ended: set when the leader has ended; `exit_code` or `failure` says how.
+        on_ended: called when the leader has ended by itself, not by `stop`.
+    """
+
+    def __init__(
+        self,
+        core: LeaderCore,
+        log: ReplicatedLog,
+        keeper: StoreKeeper,
+        observers: Sequence[LeaderObserver] = (),
+    ) -> None:
+        self._core = core
+        self._driver = LeaderDriver(core, keeper, self, observers)
+        self._replicated_log = log
+        self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="coordinator-sweep")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outboxes: dict[int, Outbox] = {}
+        self._plan: tuple[Plan, bytes] | None = None
+        """The last plan that was sent, and its encoding."""
+        self._pending_requests: dict[int, asyncio.Future[ev.AnswerTool]] = {}
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.ended = asyncio.Event()
+        self.exit_code = 1
+        self.failure: BaseException | None = None
+        self.on_ended: Callable[[LeaderRunner], None] = lambda _: None
+
+    # ---- lifecycle --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to lead."""
+        self._unless_ended(self._driver.start)
+
+    def close_streams(self) -> None:
+        """Take no more events, and end all streams after the queued directives."""
+        self._stop_taking_events()
+        for outbox in list(self._outboxes.values()):
+            outbox.close()
+
+    def _stop_taking_events(self) -> None:
+        """Stop, and fail all pending requests of tools: their callers ask the next leader."""
+        self.ended.set()
+        for waiting in self._pending_requests.values():
+            if not waiting.done():
+                waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
+
+    async def stop(self) -> None:
+        """End all work. The outcome of pending proposals is unknown."""
+        self.close_streams()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in (self._pool, self._cleaner):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+        await self._replicated_log.close()
+
+    @property
+    def has_hosts(self) -> bool:
+        """Return whether hosts are connected."""
+        return not self._core.parts.host_sessions.is_empty
+
+    @property
+    def is_saved(self) -> bool:
+        """Return whether the epoch requested by CoordinatorStopRequested is complete, or none is needed."""
+        return self._core.parts.departures.is_saved
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand an event to the core and carry out its commands."""
+        self._unless_ended(self._driver.feed, event)
+
+    def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call the driver, unless this leader has ended; what it raises ends the leader."""
+        if self.ended.is_set():
+            return
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            _log.critical("the coordinator ends: %s", error, exc_info=not isinstance(error, LogError))
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.is_set():
+            self._stop_taking_events()
+            self.on_ended(self)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    # ---- streams and tools ------------------------------------------------------------------------------------------
+
+    def open_stream(self) -> tuple[int, Outbox]:
+        """Register a new stream of a host; return its session number and its directives."""
+        self._numbers += 1
+        outbox = self._outboxes[self._numbers] = Outbox()
+        return self._numbers, outbox
+
+    def stream_closed(self, session: int) -> None:
+        """Report a closed stream to the core."""
+        if self._outboxes.pop(session, None) is not None:
+            self.feed(ev.StreamClosed(session))
+
+    def on_host_message(self, session: int, message: HostMessage) -> None:
+        """Feed a host's message to the core."""
+        if session in self._outboxes:
+            self.feed(ev.MessageReceived(session, message))
+
+    async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
+        """Send a tool's request to the core under a new number, and wait for its answer.
+
+        Raises:
+            CoordinatorUnavailableError: this leader ends before it has answered.
+        """
+        if self.ended.is_set():
+            raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
+        self._numbers += 1
+        number = self._numbers
+        waiting = self._pending_requests[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.feed(question(number))
+            reply = await waiting
+        finally:
+            del self._pending_requests[number]
+        assert isinstance(reply, answer), f"{question} is answered by {reply!r}"
+        return reply
+
+    def standing(self) -> LeaderStatus:
+        """Return this leader's view of itself."""
+        return self._core.standing()
+
+    # ---- the driver's environment -----------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """Return the monotonic time."""
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        """Return the time since 1970."""
+        return time.time_ns()
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        """Call `function` on the loop at a monotonic time, unless this leader has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (when_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._unless_ended, function)
+
+    def send(self, sessions: Sequence[int], directive: Directive) -> None:
+        """Queue a directive for the streams of hosts."""
+        outboxes = [self._outboxes[number] for number in sessions if number in self._outboxes]
+        if outboxes:
+            message = self._encoded(directive)
+            for outbox in outboxes:
+                outbox.put(message)
+
+    def _encoded(self, directive: Directive) -> bytes:
+        """Encode a directive. A plan names all agents, and is sent to one host after the other after an election, so its encoding is kept."""
+        if not isinstance(directive, Plan):
+            return encode_directive(directive)
+        if self._plan is None or self._plan[0] != directive:
+            self._plan = (directive, encode_directive(directive))
+        return self._plan[1]
+
+    def close_stream(self, session: int) -> None:
+        """End a stream after the queued directives."""
+        outbox = self._outboxes.pop(session, None)
+        if outbox is not None:
+            outbox.close()
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        """Propose an entry to the log."""
+        self._spawn(self._propose(entry, ended))
+
+    async def _propose(self, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        outcome: ProposalOutcome
+        try:
+            async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                outcome = await self._replicated_log.propose(entry)
+        except TimeoutError:
+            outcome = Unknown(f"the log did not answer within {PROPOSAL_TIMEOUT_S:g} s")
+        except UsageError as error:
+            _log.error("an operation that cannot be proposed: %s", error)
+            outcome = Rejected(str(error))
+        self._unless_ended(ended, outcome)
+
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        """Make a blocking call in one of the store's threads."""
+        self._spawn(self._run_in_worker(command, work, then))
+
+    async def _run_in_worker(
+        self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(asyncio.CancelledError):
+            self._unless_ended(then, await loop.run_in_executor(self._pool, work, command))
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        """Make a blocking call in the thread that cleans the store."""
+        self._cleaner.submit(chore, command)
+
+    def answer(self, answer: ev.AnswerTool) -> None:
+        """Answer a tool's request, if it still waits."""
+        waiting = self._pending_requests.get(answer.request)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def note(self, note: ev.Note) -> None:
+        """Log a note of the core."""
+        _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
+
+    def end(self, ending: ev.EndRun) -> None:
+        """End the run."""
+        self.exit_code = ending.exit_code
+        self._end()
+
 
 _log = logging.getLogger("snapline.coordinator")
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from snapline.coordinator.leader.events import OutputReadersChanged
-from snapline.coordinator.service.leader_runner import LeaderRunner
-from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership
 from snapline.errors import CoordinatorUnavailableError, NotFoundError
 from snapline.messages.answers import (
     Consumer,

@@ -37,9 +37,8 @@ from snapline.coordinator.service.fleet_answers import (
 )
 from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
-from snapline.coordinator.service.leader_runner import LeaderRunner, Outbox
 from snapline.coordinator.service.leader_statistics import LeaderFigures, interval_of, loss_of
-from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership, Outbox
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.state.fleet_records import ALIVE, OPEN

@@ -21,8 +21,7 @@ from snapline.client.output_reader import OutputReaderState
 from snapline.client.sync_client import SyncClient
 from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed
-from snapline.coordinator.service.leader_runner import LeaderRunner
-from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.errors import (
     CoordinatorUnavailableError,

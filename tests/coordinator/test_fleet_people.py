@@ -9,8 +9,7 @@ from tests.security.certificates import Authority, Leaf
 
 from snapline.coordinator.raft.raft_driver import RaftDriver, Replica
 from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.leader_runner import LeaderRunner
-from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership
 from snapline.coordinator.service.users import FleetUsers
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (

@@ -19,7 +19,7 @@ STARS = (
     "agent_runtime/host/driver.py",
     "coordinator/leader/core.py",
     "coordinator/service/leader_driver.py",
-    "coordinator/service/leader_runner.py",
+    "coordinator/service/leadership.py",
 )
 """The cores, and what carries their commands out: every way goes through them again and again."""
 

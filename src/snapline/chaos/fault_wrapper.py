@@ -112,7 +112,7 @@ class FaultTarget:
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded
-        from snapline.coordinator.service import leader_driver, leader_runner
+        from snapline.coordinator.service import leader_driver, leadership
 
         self.before(
             leader_driver.LeaderDriver,
@@ -120,14 +120,14 @@ class FaultTarget:
             moments.WHEN_DECIDING,
             if_=lambda _, event: isinstance(event, ProposalEnded),
         )
-        self.before(leader_runner.Outbox, "get", moments.WHEN_SENDING, if_=_was_directive_written)
-        inner = leader_runner.LeaderRunner.__init__
+        self.before(leadership.Outbox, "get", moments.WHEN_SENDING, if_=_was_directive_written)
+        inner = leadership.LeaderRunner.__init__
 
         def init(runner: Any, core: Any, log: Any, *more: Any) -> None:
             inner(runner, core, log, *more)
             log.propose = self._hiding_outcomes(log.propose)
 
-        leader_runner.LeaderRunner.__init__ = init  # type: ignore[assignment]
+        leadership.LeaderRunner.__init__ = init  # type: ignore[assignment]
 
     def _hiding_outcomes(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
         """Wrap `propose` so that a share of the outcomes is hidden."""
