@@ -1,4 +1,11 @@
-"""The Coordinator service over gRPC: converts between protobuf messages and structs."""
+"""The Coordinator service over gRPC: converts between protobuf messages and structs.
+
+Reader of one host's messages: counts entries before parsing, and joins messages that arrive in parts.
+
+Checks of tools' requests about hosts, before the leader is asked.
+
+Ends of epochs, for `snapline snapshot history`; from the replicated state, so they survive a change of leader.
+"""
 
 import asyncio
 import contextlib
@@ -6,7 +13,7 @@ import logging
 import secrets
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -14,6 +21,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.channels.frame import check_counts
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.coordinator.leader.core import LeaderStatus
@@ -21,7 +29,6 @@ from snapline.coordinator.leader.leader_concerns import objectives_missed
 from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
-from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.service.fleet_answers import (
     autonomous_line,
     autonomous_lines,
@@ -35,21 +42,14 @@ from snapline.coordinator.service.fleet_answers import (
     located_all,
     single_failures,
 )
-from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
-from snapline.coordinator.service.host_stream import HostStream, read_host_message
 from snapline.coordinator.service.leader_statistics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership, Outbox
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
-from snapline.coordinator.state.fleet_records import ALIVE, OPEN
+from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN, EpochEnd, HostRecord, PartTimes
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.errors import (
-    CoordinatorUnavailableError,
-    NotFoundError,
-    ProtocolError,
-    SnaplineError,
-    UsageError,
-)
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import CoordinatorUnavailableError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.messages.answers import (
     Document,
     LocateReply,
@@ -59,19 +59,188 @@ from snapline.messages.answers import (
     RecoveryLineReply,
     RestorePreview,
     RestoreReply,
+    Rows,
     SnapshotsReply,
     document,
 )
 from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
-from snapline.messages.host_messages import Join, Leave, TurnDeath, TurnedAway
+from snapline.messages.host_messages import HostMessage, Join, Leave, MessagePart, TurnDeath, TurnedAway
 from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
-from snapline.messages.wire import encode_directive, reader_of, recovery_line_replies, snapshots_replies, writer_of
+from snapline.messages.wire import (
+    decode_host_message,
+    encode_directive,
+    host_messages,
+    reader_of,
+    recovery_line_replies,
+    snapshots_replies,
+    writer_of,
+)
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
+
+UNCOUNTED_BYTES_MAX = 64 * 1024
+"""Largest message that is parsed without counting: even with the shortest entries it takes a few MiB of memory."""
+
+HOST_MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
+"""Limits of a message in parts; hosts send parts of 1 MiB."""
+
+ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
+"""Limits of a larger message. A definition has an entry and two fields for each possible agent. A report has the names of all agents, of twice as
+many departed ones, and numbers in the columns of 40 channels for each agent."""
+
+
+def read_host_message(data: bytes) -> HostMessage:
+    """Decode a host's message.
+
+    Raises:
+        ProtocolError: it is no message, or exceeds the limits.
+    """
+    if len(data) > UNCOUNTED_BYTES_MAX:
+        check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
+    return decode_host_message(data)
+
+
+class HostStream:
+    """Joins the parts of one host's messages."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def take(self, data: bytes) -> HostMessage | None:
+        """Return the next message; None: more parts of it follow.
+
+        Raises:
+            ProtocolError: as `read_host_message`, or the message is too large.
+        """
+        message = read_host_message(data)
+        if not isinstance(message, MessagePart):
+            if self._parts:
+                raise ProtocolError("a message between the parts of another")
+            return message
+        self._parts.append(message.data)
+        self._size_bytes += len(message.data)
+        if self._size_bytes > HOST_MESSAGE_BYTES_MAX or len(self._parts) > PARTS_MAX:
+            raise ProtocolError(f"a message of more than {HOST_MESSAGE_BYTES_MAX} bytes or {PARTS_MAX} parts")
+        if not message.is_last:
+            return None
+        whole, self._parts, self._size_bytes = b"".join(self._parts), [], 0
+        return read_host_message(whole)
+
+
+Hosts = Mapping[str, HostRecord]
+
+
+def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
+    """Check that agents may leave these hosts.
+
+    Raises:
+        NotFoundError: there is no such host.
+        UsageError: no host would be left.
+    """
+    for host in (*drained, *resumed):
+        _record_of(hosts, host)
+    remaining = [
+        host
+        for host, record in hosts.items()
+        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
+    ]
+    if drained and not remaining:
+        raise UsageError("no other host would be left for the agents: start one first")
+
+
+def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
+    """Check that the host is alive, with this start; 0: any start.
+
+    Raises:
+        NotFoundError, UsageError: there is no such host, or the check fails.
+    """
+    record = _record_of(hosts, host)
+    if host_start and record.start != host_start:
+        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
+    if record.state != ALIVE:
+        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
+
+
+def check_forgetting(state: FleetView, host: str) -> None:
+    """Check that the host's record is not needed.
+
+    Raises:
+        NotFoundError, UsageError: there is no such host, or its record is needed.
+    """
+    record = _record_of(state.image.hosts, host)
+    if not state.may_forget(host):
+        is_alive = record.state == ALIVE
+        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+        raise UsageError(f"host {host} {why}")
+
+
+def _record_of(hosts: Hosts, host: str) -> HostRecord:
+    if host not in hosts:
+        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
+    return hosts[host]
+
+
+NS, DIGITS = 1e9, 6
+
+
+def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
+    """Return the newest ended epochs, oldest first. Figures without a report are null. `stored`: all epochs in the store now."""
+    image = state.image
+    rows = [_row(end, state) for end in image.ends]
+    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
+
+
+def _row(end: EpochEnd, state: FleetView) -> Rows:
+    account = end.account
+    return {
+        "epoch": end.epoch,
+        "status": _status(end, state),
+        "plan": end.plan,
+        "trigger": end.trigger,
+        "begun_s": end.begun_ns / NS,
+        "took_s": _s(max(0, end.ended_ns - end.begun_ns)),
+        "reason": end.reason,
+        "state_bytes": end.state_bytes if end.is_complete else None,
+        "channel_state_bytes": end.channel_state_bytes if end.is_complete else None,
+        "channel_state_messages": end.channel_state_messages if end.is_complete else None,
+        "new_bytes": None if account is None else account.new_bytes,
+        "reports": None if account is None else account.reports,
+        "last": None if account is None else _times(account.last),
+        "late": None if account is None else _times(account.late),
+    }
+
+
+def _status(end: EpochEnd, state: FleetView) -> str:
+    """Return "aborted"; or "complete", "condemned" or "void" while the epoch is kept, then "forgotten"."""
+    if not end.is_complete:
+        return "aborted"
+    record = state.image.epochs.get(end.epoch)
+    return "forgotten" if record is None else record.status
+
+
+def _times(times: PartTimes | None) -> Rows | None:
+    if times is None:
+        return None
+    is_known = any((times.agent, times.start_delay_ns, times.capture_ns, times.alignment_ns, times.store_ns))
+    return {
+        "host": times.host,
+        "agent": times.agent,
+        "after_s": _s(times.after_ns),
+        "start_delay_s": _s(times.start_delay_ns) if is_known else None,
+        "capture_s": _s(times.capture_ns) if is_known else None,
+        "alignment_s": _s(times.alignment_ns) if is_known else None,
+        "store_s": _s(times.store_ns) if is_known else None,
+    }
+
+
+def _s(time_ns: int) -> float:
+    return round(time_ns / NS, DIGITS)
+
 
 _log = logging.getLogger("snapline.coordinator")
 

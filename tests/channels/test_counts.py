@@ -20,7 +20,7 @@ from snapline.channels.frame import (
     decode_frame,
     encode_frame,
 )
-from snapline.coordinator.service.host_stream import read_host_message
+from snapline.coordinator.service.servicer import read_host_message
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import link_pb2

@@ -13,7 +13,7 @@ from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.coordinator_session import CoordinatorUsers, Session
 from snapline.channels.servers import client_options
-from snapline.coordinator.service import host_stream
+from snapline.coordinator.service import servicer
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.host_messages import Directive, TurnedAway
@@ -346,7 +346,7 @@ async def test_a_mutant_is_found(
 
 
 def test_a_mutant_that_parses_uncounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_stream, "check_counts", lambda *_, **__: None)
+    monkeypatch.setattr(servicer, "check_counts", lambda *_, **__: None)
     from tests.channels.test_counts import test_a_host_cannot_say_millions_of_names
 
     with pytest.raises(pytest.fail.Exception):

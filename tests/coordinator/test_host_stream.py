@@ -9,7 +9,7 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.coordinator_session import Session
 from snapline.channels.servers import RECEIVE_BYTES_MAX
-from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream, read_host_message
+from snapline.coordinator.service.servicer import MESSAGE_BYTES_MAX, HostStream, read_host_message
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
 from snapline.messages import wire
