@@ -1,4 +1,10 @@
-"""The coordinator's process: opens log and store, serves, leads, ends."""
+"""The coordinator's process: opens log and store, serves, leads, ends.
+
+Planned stop of a coordinator: after a signal, a running fleet takes a last snapshot.
+
+The hosts may be stopping, too, and need a coordinator for their last epoch. The leader begins one (`leader/fleet_end.py`). The other replicas stay
+until it is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does not run.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.servers import server_options, supervised, wait_until_free_async
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.events import ReplicaStatusChecked
+from snapline.coordinator.leader.events import CoordinatorStopRequested, ReplicaStatusChecked
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.journal import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
@@ -28,7 +34,6 @@ from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.backup import create_fork_log
 from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.coordinator_stop import CoordinatorStop
 from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
@@ -36,11 +41,13 @@ from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.service.users import FleetUsers, UsersServicer
+from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreError, StoreKeyError, UsageError
 from snapline.failpoints import failpoint
 from snapline.folders import make_private
 from snapline.ids import check_id
+from snapline.messages.host_messages import SAME_SIGNAL_S
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, RpcGuard
 from snapline.security.transport import RELOAD_S, Security
@@ -55,6 +62,59 @@ from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans
+
+
+LOOK_S = 0.05
+"""Interval of checks whether the epoch is complete, which takes some tens of milliseconds."""
+
+
+class CoordinatorStop:
+    """Planned stop of one process."""
+
+    def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
+        self._leadership = leadership
+        self._state = state
+        self._limit_s = limit_s
+        self._signal_s = 0.0
+        self._waiting: asyncio.Task[None] | None = None
+
+    def asked(self) -> None:
+        """Handle a signal: end after a last snapshot or the time limit; after a second signal, end at once."""
+        now_s = asyncio.get_running_loop().time()
+        if self._waiting is not None and now_s < self._signal_s + SAME_SIGNAL_S:
+            return
+        if self._waiting is not None or not self._limit_s or not self._is_fleet_running():
+            self._leadership.end(0)
+            return
+        self._signal_s = now_s
+        self._waiting = asyncio.create_task(self._end_saved())
+
+    def _is_fleet_running(self) -> bool:
+        driver, hosts = self._leadership.driver, self._state.image.hosts.values()
+        has_hosts = driver is None or driver.has_hosts
+        return self._state.phase == RUNNING and any(host.state == ALIVE for host in hosts) and has_hosts
+
+    async def _end_saved(self) -> None:
+        state, begun = self._state, self._state.image.begun
+        wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
+        _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
+        asked_driver: LeaderRunner | None = None
+        while self._is_fleet_running():
+            driver = self._leadership.driver
+            if driver is not None and driver is not asked_driver:
+                asked_driver = driver
+                driver.feed(CoordinatorStopRequested())
+            if state.newest_complete() > begun if driver is None else driver.is_saved:
+                _log.info("epoch %d is the last snapshot", state.newest_complete())
+                break
+            if asyncio.get_running_loop().time() > self._signal_s + self._limit_s:
+                epoch = state.newest_complete()
+                lost = f"what the fleet has done since epoch {epoch} is lost if its hosts stop too"
+                _log.warning("no last snapshot within %g s: %s", self._limit_s, lost)
+                break
+            await asyncio.sleep(LOOK_S)
+        self._leadership.end(0)
+
 
 _log = logging.getLogger("snapline.coordinator")
 
