@@ -24,8 +24,8 @@ from snapline.coordinator.leader.epochs import publishing
 from snapline.coordinator.leader.epochs.publishing import Releases
 from snapline.coordinator.leader.events import ReleaseEpoch
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.service import log_sweeper, output_releaser
-from snapline.coordinator.service.output_releaser import OutputReleaser
+from snapline.coordinator.service import store_keeper
+from snapline.coordinator.service.store_keeper import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
@@ -191,16 +191,16 @@ def present_sealed() -> list[Patch]:
 
 def seals_deleted() -> list[Patch]:
     """Delete the seals of earlier plans' logs together with their garbage."""
-    sweep = log_sweeper.LogSweeper.sweep
+    sweep = store_keeper.LogSweeper.sweep
 
-    def with_seals(self: log_sweeper.LogSweeper, command: Any) -> None:
+    def with_seals(self: store_keeper.LogSweeper, command: Any) -> None:
         sweep(self, command)
         disk = self._store._disk
         for log, numbers in self._store.read_logs().items():
             paths = [entry_path(log, number) for number in numbers if log.plan < command.plan]
             store_files.unlink(disk, [path for path in paths if not holds_batch(disk, path)])
 
-    return [(log_sweeper.LogSweeper, "sweep", with_seals)]
+    return [(store_keeper.LogSweeper, "sweep", with_seals)]
 
 
 def retry_taken_for_another() -> list[Patch]:
@@ -268,7 +268,7 @@ def all_batches_deleted() -> list[Patch]:
     def everything(batches: Any, *_: object) -> Any:
         return [(batch.log, batch.number) for batch in batches]
 
-    return [(log_sweeper, "find_garbage", everything), *_input_gaps_unnoticed()]
+    return [(store_keeper, "find_garbage", everything), *_input_gaps_unnoticed()]
 
 
 def deleted_at_the_newest_epoch() -> list[Patch]:
@@ -280,7 +280,7 @@ def deleted_at_the_newest_epoch() -> list[Patch]:
         ended = {epoch: numbers for epoch, numbers in turns.items() if epoch == newest}
         return find_garbage(batches, kept, left, ended, settled)
 
-    return [(log_sweeper, "find_garbage", at_the_newest), *_input_gaps_unnoticed()]
+    return [(store_keeper, "find_garbage", at_the_newest), *_input_gaps_unnoticed()]
 
 
 def _input_gaps_unnoticed() -> list[Patch]:
@@ -397,7 +397,7 @@ def dropped_up_to_the_present() -> list[Patch]:
 
 def _output_gaps_unnoticed() -> list[Patch]:
     """Disable the coordinator's check that a release is complete."""
-    return [(output_releaser, "_check_whole", lambda *arguments, **options: None)]
+    return [(store_keeper, "_check_whole", lambda *arguments, **options: None)]
 
 
 def lost_with_its_agent() -> list[Patch]:

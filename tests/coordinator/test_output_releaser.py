@@ -8,7 +8,7 @@ from tests.storage.making import HOSTS, make_store
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.service.output_releaser import OutputReleaser
+from snapline.coordinator.service.store_keeper import OutputReleaser
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.disk.layout import manifest_path
