@@ -1,4 +1,4 @@
-"""Backups of the coordinator's state, and new replicas made from them.
+"""Backups of the coordinator's state, new replicas made from them, and the first log of a fork's coordinator.
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
@@ -27,13 +27,11 @@ The dump is written before the journal: a replica that finds a dump and no journ
 Not restored: ids of agents that were created and left after the backup, which may be reused; and hosts that joined after the backup and are
 in no manifest and no name of a host log, which begin with start 1.
 
-Initial log of a fork's coordinator, made from the fork's store.
-
-The problem. A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator has run on it. Its first
+*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator has run on it. Its first
 plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
 
-The solution. A replica that never had a log (the store has no mark of it) makes one before it takes part. Its state follows from record and
-manifest alone, as after a restore from a backup (`backup.py`), so all replicas make the same log at any time. The fleet is not defined in
+So a replica that never had a log (the store has no mark of it) makes one before it takes part. Its state follows from record and
+manifest alone, as after a restore from a backup, so all replicas make the same log at any time. The fleet is not defined in
 it yet: the first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it becomes a
 learner, as in any fleet.
 

@@ -1,7 +1,7 @@
 """Driver of a leader core: hands events to the core and carries out its commands.
 
 The driver decides nothing, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. The environment is the
-process in production (`leader_runner.py`), a heap with virtual time in the simulator (`sim/world/simulated_replica.py`), and a
+process in production (`leadership.py`), a heap with virtual time in the simulator (`sim/world/simulated_replica.py`), and a
 bench or a world of plain functions in tests. The store's work is a `LeaderStore`: `StoreKeeper` in production and in the simulator.
 
 All calls come from one thread. The environment calls back later, never while a call of the driver runs.

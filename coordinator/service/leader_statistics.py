@@ -1,11 +1,9 @@
-"""Durations and sizes of epochs and recoveries, and pauses of agents, as this process has seen them while it led.
+"""Durations, sizes and pauses of epochs and recoveries, as this process saw them while it led, and what failures and epochs cost.
 
 The replicated state has decisions and their times; hosts report how much they have written. The leader's driver shows both to its
 observers. Nothing is decided from them. A new leader begins at zero, which monitoring systems handle as a counter reset.
 
-Costs of failures and epochs, for `snapline status`, from the replicated state and the leader's figures.
-
-Nothing is decided from them. A replica that does not lead has only the state's data on the newest epoch.
+`snapline status` shows the costs, from the replicated state and these figures. A replica that does not lead has only the state's data on the newest epoch.
 """
 
 from collections import Counter

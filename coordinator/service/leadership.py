@@ -1,11 +1,12 @@
-"""Leadership of this replica: while it leads, a leader core runs here; otherwise hosts and tools are referred to the leader.
+"""Leadership of this replica, and the leader that runs here while it leads; otherwise hosts and tools are referred to the leader.
 
 A new leader must see everything acknowledged before it, so it waits until an entry of its own (a barrier) is applied. It ends when another
 replica leads, or when it has heard no majority for a while. In between, two replicas may both believe that they lead. The older one is
 harmless: its proposals are committed by the newer leader or not at all, and are refused if the state has changed. Its messages to hosts
 follow from committed operations, and directives are idempotent.
 
-Environment of the leader's driver in production: streams of hosts, requests of tools, the log, threads, the clock.
+`LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it has the streams of hosts, the requests of
+tools, the log, the store's threads and the clock.
 """
 
 import asyncio

@@ -3,8 +3,6 @@
 The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
 everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
 proposer gets the outcome. Applying is deterministic, so both copies are equal; it takes microseconds and needs no lock.
-
-Interface of the coordinator's log: totally ordered, durable operations. `replicated.py` implements it.
 """
 
 import logging

@@ -1,8 +1,6 @@
 """The coordinator's process: opens log and store, serves, leads, ends.
 
-Planned stop of a coordinator: after a signal, a running fleet takes a last snapshot.
-
-The hosts may be stopping, too, and need a coordinator for their last epoch. The leader begins one (`leader/fleet_end.py`). The other replicas stay
+After a signal, a running fleet takes a last snapshot. The hosts may be stopping, too, and need a coordinator for their last epoch. The leader begins one (`leader/fleet_end.py`). The other replicas stay
 until it is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does not run.
 """
 

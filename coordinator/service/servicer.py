@@ -1,10 +1,7 @@
 """The Coordinator service over gRPC: converts between protobuf messages and structs.
 
-Reader of one host's messages: counts entries before parsing, and joins messages that arrive in parts.
-
-Checks of tools' requests about hosts, before the leader is asked.
-
-Ends of epochs, for `snapline snapshot history`; from the replicated state, so they survive a change of leader.
+A host's messages are counted before they are parsed, and joined if they arrive in parts. Requests of tools about hosts are checked before the
+leader is asked. Ends of epochs (`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
 """
 
 import asyncio

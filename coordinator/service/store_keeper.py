@@ -2,11 +2,10 @@
 
 Nothing is decided here. Failures are reported with the damaged path, or the reason why the store could not be used.
 
-Deletion of host-log batches that no epoch needs any more; `storage/log/log_deletions.py` decides which.
+*Logs.* Batches of host logs that no epoch needs any more are deleted; `storage/log/log_deletions.py` decides which.
 
-Writer of releases: the outputs that agents have emitted since the previous epoch, read from the epoch's checkpoints.
-
-The manifest of the previous epoch has the numbers of the outputs already released. If that epoch is condemned, its bytes may be damaged, and it
+*Releases.* A release has the outputs that agents have emitted since the previous epoch, read from the epoch's checkpoints. The manifest of the
+previous epoch has the numbers of the outputs already released. If that epoch is condemned, its bytes may be damaged, and it
 is unknown whether a leader has released it or is about to. So it is *closed*: an empty release is written for it, unless it has one already
 (files of releases are created exclusively). Then its release file shows what it has released.
 """

@@ -1,10 +1,8 @@
-"""Users of the coordinator: their tokens, and the audit log of their requests. An adapter around `state/operation_rules.py`.
+"""Users of the coordinator: their tokens, the audit log of their requests, and the People service over gRPC. An adapter around `state/operation_rules.py`.
 
 Tokens are checked against this replica's copy of the replicated state. The leader's copy has everything acknowledged. Another replica may lack
 the newest tokens, and refers callers with an unknown token to the leader. Calls that change something are recorded through Raft before they
 are made; that operation checks the token again.
-
-The People service over gRPC: tokens and the audit log.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.coordinator_session import Session
 from snapline.channels.servers import RECEIVE_BYTES_MAX
-from snapline.coordinator.service.servicer import MESSAGE_BYTES_MAX, HostStream, read_host_message
+from snapline.coordinator.service.servicer import HOST_MESSAGE_BYTES_MAX, HostStream, read_host_message
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import ProtocolError
 from snapline.messages import wire
@@ -49,7 +49,7 @@ def test_parts_become_the_message_that_they_are_of() -> None:
 def test_parts_without_an_end_are_refused() -> None:
     stream = HostStream()
     with pytest.raises(ProtocolError, match="more than"):
-        for _ in range(MESSAGE_BYTES_MAX // PART_BYTES + 1):
+        for _ in range(HOST_MESSAGE_BYTES_MAX // PART_BYTES + 1):
             stream.take(part(bytes(PART_BYTES)))
     stream = HostStream()
     with pytest.raises(ProtocolError, match="parts"):
