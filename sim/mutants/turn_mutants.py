@@ -350,7 +350,7 @@ def undone_and_adopted() -> list[Patch]:
 
 def adopted_and_undone() -> list[Patch]:
     """Undo an effect although a later turn has adopted it, when the first turn's dead letter is retried."""
-    return [(AgentEffects, "_stands", lambda self, intent: False)]
+    return [(AgentEffects, "_is_in_effect", lambda self, intent: False)]
 
 
 def same_key_after_undoing() -> list[Patch]:
@@ -462,6 +462,6 @@ EFFECT_MUTANTS: dict[str, Mutant] = {
     "saga-undone-oldest-first": _of("a saga undoes what it has done oldest first", saga_oldest_first, "stub"),
     "saga-not-undone": _of("a saga that fails undoes nothing", saga_not_undone, "workload"),
     "failed-effect-not-undone": _of(
-        "an effect that has raised counts as not done, and is not undone", undone_without_the_failed, "stub"
+        "an effect that has raised counts as not done, and is not undone", undone_without_the_failed, "stub", 28
     ),
 }
