@@ -17,7 +17,8 @@ from snapline.storage.capture import forked
 forked.prepare()
 collect_rarely()
 
-settings.register_profile("snapline", deadline=None)
+settings.register_profile("snapline", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1_000)
 settings.load_profile("snapline")
 
 HERE = Path(__file__).parent
