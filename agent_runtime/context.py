@@ -241,7 +241,7 @@ class Context:
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
         """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
         self._check_open()
-        request, self._closed = rollback_errors.wish_of(reason, to), "has asked that the fleet goes back"
+        request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)
 
     def checkpoint(self) -> None:

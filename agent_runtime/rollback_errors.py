@@ -43,7 +43,7 @@ def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | N
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
-def wish_of(reason: str, snapshot: str) -> RollbackRequest:
+def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:
     """Return the request of a call of `ctx.rollback`; UsageError."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(

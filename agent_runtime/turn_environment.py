@@ -32,15 +32,15 @@ class Heartbeats:
 
     Attributes:
         before: last details sent by the previous attempt; None if there are none.
-        told: last details sent by this attempt; initially `before`.
+        reported: last details sent by this attempt; initially `before`.
         count: number of heartbeats sent.
         is_over: nobody waits for this attempt any more.
     """
 
-    __slots__ = ("before", "count", "is_over", "told")
+    __slots__ = ("before", "count", "is_over", "reported")
 
     def __init__(self, before: Any) -> None:  # any details of the step
-        self.before = self.told = before
+        self.before = self.reported = before
         self.count = 0
         self.is_over = False
 
@@ -91,7 +91,7 @@ def heartbeat(details: Any = None) -> Any:  # whatever the step tells
     if beat.is_over:
         raise StepCancelledError("nobody waits for this step any more: let go of everything, and end")
     if details is not None:
-        beat.told = details
+        beat.reported = details
     beat.count += 1
     return beat.before
 
@@ -268,7 +268,7 @@ async def run_step(
         try:
             return await _attempt(world, name, work, beat)
         except Exception:
-            beat = Heartbeats(beat.told)
+            beat = Heartbeats(beat.reported)
             await world.pause(wait_s)
     began()
     return await _attempt(world, name, work, beat)

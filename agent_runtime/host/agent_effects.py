@@ -86,7 +86,7 @@ class AgentEffects:
 
     def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
         """Return the known outcome of an effect in the journal's form; None if it has to be called."""
-        if intent.is_undo and self._stands(intent):
+        if intent.is_undo and self._is_in_effect(intent):
             return ADOPTED, NOTHING
         known = self.keys.get(self.identity(intent)[0])
         if known is None or known.outcome == COMPENSATED:
@@ -98,7 +98,7 @@ class AgentEffects:
             return None
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
-    def _stands(self, intent: EffectIntent) -> bool:
+    def _is_in_effect(self, intent: EffectIntent) -> bool:
         """Return whether what this would undo belongs to a turn that ended well: a later one took it over, or it was undone already."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
@@ -259,15 +259,15 @@ class AgentEffects:
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
-    def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
-        """End the turn; return its effects, oldest first. Its generated keys are dropped, except those of undone effects. `letter`: number of its
+    def turn_ended(self, dead_letter: int = 0) -> list[MadeEffect]:
+        """End the turn; return its effects, oldest first. Its generated keys are dropped, except those of undone effects. `dead_letter`: number of its
         dead letter, if it has failed."""
         effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(GENERATED_KEY_PREFIX) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]
-        for key in [effect.key for effect in effects if letter and effect.key in self.keys]:
-            self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, letter=letter)
+        for key in [effect.key for effect in effects if dead_letter and effect.key in self.keys]:
+            self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, dead_letter=dead_letter)
         return effects
 
     def give_up(self, key: str) -> None:

@@ -39,7 +39,7 @@ def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingA
     """Return all blocked agents, those blocked longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
     blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
-    return sorted(blocked, key=lambda told: (-told.elapsed_ns, told.agent))
+    return sorted(blocked, key=lambda each: (-each.elapsed_ns, each.agent))
 
 
 def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgent | None:

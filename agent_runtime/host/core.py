@@ -174,7 +174,7 @@ class HostCore:
             ev.BatchEnded: self.links.on_batch_ended,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
-            ev.ExternalSends: self.turn_ends.on_messages_told,
+            ev.ExternalSends: self.turn_ends.on_external_sends,
             ev.TurnFailed: self.turn_ends.on_turn_failed,
             ev.PeerKnocked: self.links.on_peer_knocked,
             ev.StreamOpened: self.links.on_stream_opened,

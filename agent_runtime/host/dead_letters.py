@@ -48,88 +48,90 @@ _FINISHED = b""
 """Answer to a command that has already been fulfilled."""
 
 
-def refusal_of_effect_request(agent: LocalAgent, wish: EffectRetry) -> str:
+def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
     """Return why the command is refused; "" if it may have its turn."""
-    description = f"effect {_shown(wish)} of agent {agent.id!r}"
-    known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
-    if opened is not None and (opened.key, opened.generation) == (wish.key, wish.generation):
+    description = f"effect {_shown(request)} of agent {agent.id!r}"
+    known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
+    if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
         return f"{description} has not ended: see `snapline agent describe {agent.id}`"
     if known is None:
         return f"{description} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
-    if wish.verb == UNDO and effect_undone_by(wish.key) is not None:
+    if request.verb == UNDO and effect_undone_by(request.key) is not None:
         return f"{description} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
-    if wish.verb == UNDO:
+    if request.verb == UNDO:
         return (
-            "" if _is_compensated(known, wish) or known.undo else f"{description} was asked for without a compensation"
+            ""
+            if _is_compensated(known, request) or known.undo
+            else f"{description} was asked for without a compensation"
         )
-    return _why_no_retry(agent, known, wish, description)
+    return _why_no_retry(agent, known, request, description)
 
 
-def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, shown: str) -> str:
-    if effect_undone_by(wish.key) is not None:
-        return f"{shown} is done: there is nothing to try again" if _is_compensated(known, wish) else ""
-    if _is_compensated(known, wish):
+def _why_no_retry(agent: LocalAgent, known: KnownEffect, request: EffectRetry, shown: str) -> str:
+    if effect_undone_by(request.key) is not None:
+        return f"{shown} is done: there is nothing to try again" if _is_compensated(known, request) else ""
+    if _is_compensated(known, request):
         return f"{shown} was undone: it is done anew when its agent asks for it again"
     if known.outcome == DONE:
         return f"{shown} is done: there is nothing to try again"
     if not known.is_orphan:
         return f"{shown} failed, and its turn went on without it: it is tried again when its agent asks for it again"
-    if known.letter not in agent.dead_letter_numbers:
+    if known.dead_letter not in agent.dead_letter_numbers:
         return f"{shown} failed with its turn, and the dead letter of that is gone"
     return ""
 
 
-def is_compensation_request(wish: EffectRetry) -> bool:
+def is_compensation_request(request: EffectRetry) -> bool:
     """Return whether the command is about a compensation, to be called, or called again."""
-    return wish.verb == UNDO or effect_undone_by(wish.key) is not None
+    return request.verb == UNDO or effect_undone_by(request.key) is not None
 
 
-def dead_letter_number_of(agent: LocalAgent, wish: EffectRetry) -> int:
+def dead_letter_number_of(agent: LocalAgent, request: EffectRetry) -> int:
     """Return the number of the dead letter that is to have its turn; 0: there is none."""
-    known = _known(agent, wish)
-    return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
+    known = _known(agent, request)
+    return known.dead_letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
-def settled_compensation(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
+def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | None:
     """Return the answer for a compensation that needs no turn, or cannot have one; None if it gets a turn."""
-    known = _known(agent, wish)
-    if known is not None and _is_compensated(known, wish):
+    known = _known(agent, request)
+    if known is not None and _is_compensated(known, request):
         return _FINISHED
     return None if known is not None and known.undo else TARGET_GONE
 
 
-def compensation_message_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
+def compensation_message_of(agent: LocalAgent, request: EffectRetry) -> bytes:
     """Return the message of the turn that undoes the effect."""
-    known = _known(agent, wish)
+    known = _known(agent, request)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
-def begin_compensation(agent: LocalAgent, wish: EffectRetry) -> None:
+def begin_compensation(agent: LocalAgent, request: EffectRetry) -> None:
     """Detach the effect, since the command's turn has begun: no other turn may rely on it."""
-    known = _known(agent, wish)
+    known = _known(agent, request)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
-def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
+def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
     """Return what the agent knows of the effect, or of the one that this compensation undoes."""
-    undone = effect_undone_by(wish.key)
-    if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
+    undone = effect_undone_by(request.key)
+    if agent.effects is None or (undone is not None and request.key not in agent.effects.keys):
         return None
-    key, generation = undone or (wish.key, wish.generation)
+    key, generation = undone or (request.key, request.generation)
     known = agent.effects.keys.get(key)
     return known if known is not None and 1 <= generation <= known.generation else None
 
 
-def _is_compensated(known: KnownEffect, wish: EffectRetry) -> bool:
+def _is_compensated(known: KnownEffect, request: EffectRetry) -> bool:
     """Return whether the effect is undone. An earlier generation is: else there were no later one."""
-    _, generation = effect_undone_by(wish.key) or (wish.key, wish.generation)
+    _, generation = effect_undone_by(request.key) or (request.key, request.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
 
-def _shown(wish: EffectRetry) -> str:
-    return repr(wish.key if wish.generation == 1 else f"{wish.key}#{wish.generation}")
+def _shown(request: EffectRetry) -> str:
+    return repr(request.key if request.generation == 1 else f"{request.key}#{request.generation}")
 
 
 IDENTITY_BYTES = 8
@@ -148,27 +150,29 @@ def parse_effect_key(entry: Entry) -> str:
     return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
 
 
-def is_from_outside(letter: DeadLetterRecord) -> bool:
+def is_from_outside(dead_letter: DeadLetterRecord) -> bool:
     """Return whether the dead letter was an input, whose client has a receipt."""
-    return letter.sender.startswith("@")
+    return dead_letter.sender.startswith("@")
 
 
 def is_drop(payload: bytes) -> bool:
     """Return whether this command drops a dead letter."""
-    is_of_letters = payload[:1] == COMMAND_PREFIX and not (is_effect_resolution(payload) or is_effect_request(payload))
-    return is_of_letters and read_dead_letter_command(payload).verb == DROP
+    is_dead_letter_command = payload[:1] == COMMAND_PREFIX and not (
+        is_effect_resolution(payload) or is_effect_request(payload)
+    )
+    return is_dead_letter_command and read_dead_letter_command(payload).verb == DROP
 
 
-def identity_of(letter: DeadLetterRecord) -> bytes:
+def identity_of(dead_letter: DeadLetterRecord) -> bytes:
     """Return an identity: the same for the same message of the same sender."""
-    return digest_of(letter.sender.encode() + b"\x00" + letter.payload)[:IDENTITY_BYTES]
+    return digest_of(dead_letter.sender.encode() + b"\x00" + dead_letter.payload)[:IDENTITY_BYTES]
 
 
-def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
+def add(agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
     """Add a new dead letter. The newest hundred are kept."""
     agent.last_dead_letter += 1
     agent.dead_letter_count += 1
-    agent.dead_letters.append(letter)
+    agent.dead_letters.append(dead_letter)
     agent.dead_letter_numbers.append(agent.last_dead_letter)
     del agent.dead_letters[:-DEAD_LETTERS_KEPT], agent.dead_letter_numbers[:-DEAD_LETTERS_KEPT]
 

@@ -187,8 +187,8 @@ class HostDriver:
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
             ev.Trace: self.tracing.carry,
-            ev.MessageDeadLettered: lambda command: _log_letter(command.sender, command.agent, command.error),
-            ev.UnroutableMessageDeadLettered: lambda command: _log_letter(
+            ev.MessageDeadLettered: lambda command: _log_dead_letter(command.sender, command.agent, command.error),
+            ev.UnroutableMessageDeadLettered: lambda command: _log_dead_letter(
                 command.sender, command.receiver, command.error
             ),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
@@ -364,12 +364,12 @@ class HostDriver:
             self.checkpoints.drop_round(directive.epoch)
         self._observer.directive_handled()
 
-    def _turned_away(self, told: TurnedAway) -> None:
+    def _turned_away(self, rejection: TurnedAway) -> None:
         """End a host that is turned away: one never welcomed was started wrongly, and will be turned away again; another has been replaced."""
-        log.warning("turned away: %s", told.reason)
-        if told.is_final and not self.core.start:
-            self._environment.fail(UsageError(told.reason))
-        elif told.is_final:
+        log.warning("turned away: %s", rejection.reason)
+        if rejection.is_final and not self.core.start:
+            self._environment.fail(UsageError(rejection.reason))
+        elif rejection.is_final:
             self._environment.finish(ConnectionRejectedError.exit_code)
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -555,7 +555,7 @@ def _nothing(_command: ev.HostOutput) -> None:
     """Carry out a command that only an observer wants."""
 
 
-def _log_letter(sender: str, receiver: str, error: str) -> None:
+def _log_dead_letter(sender: str, receiver: str, error: str) -> None:
     log.warning("a message from %s to %s went to the dead letters: %s", sender, receiver, error)
 
 

@@ -104,7 +104,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
     )
 
 
-def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
+def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) -> EpochReport:
     """Return the report with its columns replaced by these channels; the report's agents are the first of its names."""
     places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
@@ -114,12 +114,12 @@ def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> E
     received_to: list[int] = []
     received_number: list[int] = []
     recorded_count: list[int] = []
-    for agent, numbers in told.sent.items():
+    for agent, numbers in channels.sent.items():
         sent_from += [places[agent]] * len(numbers) if numbers else []
         sent_to += [places[receiver] for receiver in numbers]
         sent_number += numbers.values()
-    for agent, numbers in told.received.items():
-        waiting = told.recorded.get(agent, NO_NUMBERS)
+    for agent, numbers in channels.received.items():
+        waiting = channels.recorded.get(agent, NO_NUMBERS)
         senders = list(senders_of(numbers, waiting))
         received_from += [places[sender] for sender in senders]
         received_to += [places[agent]] * len(senders) if senders else []

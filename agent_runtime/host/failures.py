@@ -62,7 +62,7 @@ class TurnDeaths:
         self.known: dict[tuple[str, bytes], TurnDeath] = {}
         self._survived: list[msg.TurnSurvived] = []
 
-    def told(self, deaths: tuple[TurnDeath, ...]) -> None:
+    def plan_received(self, deaths: tuple[TurnDeath, ...]) -> None:
         """Take over the deaths of a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
@@ -219,20 +219,20 @@ class HostFailures:
             sender, payload, key = again.sender, again.payload, again.key
         elif agent.inputs is not None:
             key = agent.inputs.retries.get(key, key)
-        self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
+        self._add_dead_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
         self._shared.out.append(ev.MessageDeadLettered(agent.id, kind, sender, entry[2], last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
     ) -> None:
         """Make a message that can never arrive a dead letter of its sender."""
-        self._add_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
+        self._add_dead_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
         self._shared.out.append(
             ev.UnroutableMessageDeadLettered(agent.id, receiver, payload, last_line(error), is_refused_creation)
         )
 
-    def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
-        dead_letters.add(agent, letter)
+    def _add_dead_letter(self, agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
+        dead_letters.add(agent, dead_letter)
         self._shared.counts.dead_letters += 1
         self._mode.moved(agent)
 

@@ -215,7 +215,7 @@ class Effects:
             effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
             self._tell_quiesced()
-        turn_effects = effects.turn_ended(letter=agent.last_dead_letter + 1)
+        turn_effects = effects.turn_ended(dead_letter=agent.last_dead_letter + 1)
         for effect in turn_effects:
             if not effect.undo:
                 key = outside_key(self._shared.cluster, agent.id, effect.key, effect.generation)

@@ -106,11 +106,13 @@ class ReplyWaiters:
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        is_of_letters = agent.last_dead_letter > 0  # an operator asks only after the command was accepted
-        is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
-        if is_untold:
+        has_dead_lettered = agent.last_dead_letter > 0  # an operator asks only after the command was accepted
+        is_unreported = any(
+            has_dead_lettered or known.reply or (agent.id, known.key) in self._waiting for known in fresh
+        )
+        if is_unreported:
             self._epoch_request.say(agent)
-        return is_untold
+        return is_unreported
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Send the answers to inputs that the epoch holds as consumed: they are never reverted. Others wait for the next epoch."""
@@ -264,7 +266,7 @@ class Inputs:
             is_awaited
             or has_open
             or has_put_off
-            or any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters)
+            or any(dead_letters.is_from_outside(dead_letter) for dead_letter in agent.dead_letters)
         )
 
     # ---- admission----------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class HostSpans:
     def __init__(self, export: SpanExport) -> None:
         self._export = export
         self._store = ""
-        self._told: dict[int, None] = {}
+        self._reported: dict[int, None] = {}
         self._plan: Plan | None = None
         self._plan_ns = 0
 
@@ -266,10 +266,10 @@ class HostSpans:
 
     def said(self, message: HostMessage) -> None:
         """Handle a message to the coordinator."""
-        if isinstance(message, EpochReport) and message.epoch not in self._told:
-            self._told[message.epoch] = None
-            if len(self._told) > EPOCHS_KEPT:
-                del self._told[next(iter(self._told))]
+        if isinstance(message, EpochReport) and message.epoch not in self._reported:
+            self._reported[message.epoch] = None
+            if len(self._reported) > EPOCHS_KEPT:
+                del self._reported[next(iter(self._reported))]
             self._tell_part(message, time.time_ns())
         elif isinstance(message, PlanApplied) and self._plan is not None and message.plan == self._plan.number:
             self._tell_load(self._plan, time.time_ns())

@@ -154,10 +154,10 @@ class RecentLines:
         taken = list(islice(self._lines, begin - first, None))
         cursor, missed, every = f"{self._run}.{self._next}", begin - after, wanted.every
 
-        def told() -> RecentTrace:
+        def encoded() -> RecentTrace:
             return RecentTrace(self._host, cursor, every, missed, now_ns, _written(taken, now_ns - round(KEPT_S * 1e9)))
 
-        return told
+        return encoded
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:

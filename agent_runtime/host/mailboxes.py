@@ -299,7 +299,7 @@ class Mailboxes:
             if not self._is_word_settled(agent, entry):
                 self._dead_letter_unread(agent, entry)
                 self.consume_own(entry, is_dead_lettered=True, agent=agent)
-        if any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters):
+        if any(dead_letters.is_from_outside(dead_letter) for dead_letter in agent.dead_letters):
             self.drain(agent)
         agent.current = None
         if agent.owes:

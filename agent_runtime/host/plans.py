@@ -101,7 +101,7 @@ class HostPlans:
                 shared.out.append(msg.PlanApplied(shared.plan, shared.start))
             return
         self._drop_everything()
-        self._failures.deaths.told(event.deaths)
+        self._failures.deaths.plan_received(event.deaths)
         shared.plan = event.number
         shared.plan_hosts = event.hosts
         shared.begun_epoch = shared.plan_epoch = event.begun_epoch

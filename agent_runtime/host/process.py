@@ -187,13 +187,13 @@ class Host:
         session.add_done_callback(self._session_ended)
         self.in_worker(self._check_keys, then=lambda _: None)
         try:
-            async with contextlib.AsyncExitStack() as doors:
-                await open_health_server(doors, self._transport.healthy, self._options.health)
-                await open_metrics_server(doors, self._metrics_door, self._options.metrics, self._options.host)
-                await doors.enter_async_context(supervised())
+            async with contextlib.AsyncExitStack() as stack:
+                await open_health_server(stack, self._transport.healthy, self._options.health)
+                await open_metrics_server(stack, self._metrics_server, self._options.metrics, self._options.host)
+                await stack.enter_async_context(supervised())
                 close_in_children(loop, self._fleet_ports)
-                doors.enter_context(self._options.log_ids.reading(self._standing))
-                doors.enter_context(self._watch(loop))
+                stack.enter_context(self._options.log_ids.reading(self._standing))
+                stack.enter_context(self._watch(loop))
                 return await self._finished
         finally:
             await self._session.leave("host stops")
@@ -456,7 +456,7 @@ class Host:
             self._metrics.refused()
         return refused
 
-    def _metrics_door(self) -> MetricsServer:
+    def _metrics_server(self) -> MetricsServer:
         self._metrics = metrics = HostMetrics(self._driver.core)
 
         async def read() -> Readings:

@@ -126,7 +126,7 @@ class TurnEnds:
             self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
-    def on_messages_told(self, event: ev.ExternalSends) -> None:
+    def on_external_sends(self, event: ev.ExternalSends) -> None:
         """Send messages that belong to no turn and consume nothing. An owed record follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:

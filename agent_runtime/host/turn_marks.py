@@ -77,13 +77,13 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     end: int
 
-    def death(self, *, is_beside: bool) -> TurnDeath:
+    def death(self, *, is_in_thread: bool) -> TurnDeath:
         """Return the mark as it is reported when the process has died."""
         sample = MessageSample(self.head)
         if self.size_bytes != WHOLE:
             sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
         digest = digest_of_turn(self.what, self.sender, sample)
-        return TurnDeath(self.agent, self.what, self.sender, _type_in(self.head), digest, self.limit, is_beside)
+        return TurnDeath(self.agent, self.what, self.sender, _type_in(self.head), digest, self.limit, is_in_thread)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -127,7 +127,7 @@ def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
     ran = {slot: mark for slot, mark in marks.items() if slot != ALONE_SLOT} or marks
     died_in: dict[tuple[str, bytes], TurnDeath] = {}
     for slot, mark in ran.items():
-        death = mark.death(is_beside=slot not in (LOOP_SLOT, ALONE_SLOT))
+        death = mark.death(is_in_thread=slot not in (LOOP_SLOT, ALONE_SLOT))
         died_in.setdefault((death.agent, death.digest), death)
     return (instance, tuple(died_in.values())[:REPORTED_TURNS_MAX]) if died_in else ("", ())
 
@@ -413,5 +413,5 @@ class ProcessMarks:
 
     def _is_suspect(self, mark: TurnMark) -> bool:
         known = self._driver.core.turn_ends.deaths.known
-        death = known.get((mark.agent, mark.death(is_beside=True).digest)) if known else None
+        death = known.get((mark.agent, mark.death(is_in_thread=True).digest)) if known else None
         return death is not None and death.times >= death.limit

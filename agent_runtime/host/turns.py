@@ -74,7 +74,7 @@ class WaitingTurn:
 
 
 async def step_of(
-    command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, told: Callable[[ev.StepEnded], None]
+    command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, report: Callable[[ev.StepEnded], None]
 ) -> None:
     """Run a step, or an effect, of a durable turn; report how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
@@ -95,7 +95,7 @@ async def step_of(
     except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
     late_s = call.late_s() if outcome == FAILED and isinstance(work, EffectWork) else 0.0
-    told(ev.StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
+    report(ev.StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
 
 
 class LastCall:

@@ -51,13 +51,13 @@ from snapline.storage.store.store import Store
 LATEST = "latest"
 
 
-def bounded(told: AgentState) -> bytes:
+def bounded(state: AgentState) -> bytes:
     """Encode the state as JSON.
 
     Raises:
         UsageError: the JSON is larger than a document may be.
     """
-    text = msgspec.json.encode(told)
+    text = msgspec.json.encode(state)
     if len(text) > VIEW_BYTES_MAX:
         raise too_large(len(text), VIEW_BYTES_MAX)
     return text
@@ -150,13 +150,13 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
         dead_letters=[
             {
                 "number": number,
-                "sender": letter.sender,
-                "message": describe_payload(letter.payload),
-                "error": last_line(letter.error),
-                "attempts": letter.attempts,
-                "identity": identity_of(letter).hex(),
+                "sender": dead_letter.sender,
+                "message": describe_payload(dead_letter.payload),
+                "error": last_line(dead_letter.error),
+                "attempts": dead_letter.attempts,
+                "identity": identity_of(dead_letter).hex(),
             }
-            for number, letter in zip(view.dead_letter_numbers, view.dead_letters, strict=True)
+            for number, dead_letter in zip(view.dead_letter_numbers, view.dead_letters, strict=True)
         ],
     )
 
@@ -202,7 +202,7 @@ def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
     )
 
 
-def _effect(opened: OpenEffect, stands: str) -> Rows:
+def _effect(opened: OpenEffect, state: str) -> Rows:
     """The effect at which a turn waits. `number` tells this doubt from later ones."""
     return {
         "key": opened.key,
@@ -210,7 +210,7 @@ def _effect(opened: OpenEffect, stands: str) -> Rows:
         "number": opened.number,
         "name": opened.name,
         "arguments": opened.arguments,
-        "stands": stands,
+        "stands": state,
     }
 
 

@@ -167,11 +167,11 @@ def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_
         put_off,
         turn.problem,
         effects.open if effects is not None else None,
-        _effect_stands(turn, effects) if effects is not None and effects.open is not None else "",
+        _effect_state_text(turn, effects) if effects is not None and effects.open is not None else "",
     )
 
 
-def _effect_stands(turn: DurableTurn, effects: AgentEffects) -> str:
+def _effect_state_text(turn: DurableTurn, effects: AgentEffects) -> str:
     if not turn.is_live:
         return "the turn runs again up to it"
     if effects.needs_people:

@@ -120,10 +120,12 @@ def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tra
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
     """Yield the newest dead letters of an agent, oldest first."""
-    for number, letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
-        kind, decoded = decode(checkpoint.agent, letter.payload)
-        time_s = letter.time_ns / NS
-        yield DeadLetter(checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, time_s, number)
+    for number, dead_letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
+        kind, decoded = decode(checkpoint.agent, dead_letter.payload)
+        time_s = dead_letter.time_ns / NS
+        yield DeadLetter(
+            checkpoint.agent, dead_letter.sender, decoded, kind, dead_letter.error, dead_letter.attempts, time_s, number
+        )
 
 
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
@@ -443,15 +445,17 @@ def of_snapshot(snapshot: ShownSnapshot) -> str:
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
     transit = [message for agent in shown for message in _in_transit(agent)]
-    letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for agent in shown for x in agent.dead_letters]
+    dead_letters = [
+        (x.agent, x.sender, _message(x), _last_line(x.error)) for agent in shown for x in agent.dead_letters
+    ]
     parts = [
         f"<h4>Snapshot {snapshot.epoch} of fleet {escape(snapshot.fleet)}</h4>",
         f"<p>created {escape(snapshot.created)}, protocol {escape(snapshot.protocol)}, root {snapshot.root[:12]}</p>",
         table(("agent", "host", "incarnation", "state"), agents, len(snapshot.agents)),
         _messages(transit),
     ]
-    if letters:
-        parts.append(table(("dead letter of", "from", "message", "error"), letters))
+    if dead_letters:
+        parts.append(table(("dead letter of", "from", "message", "error"), dead_letters))
     if len(names) < len(snapshot.agents):
         parts.append(f"<p>messages and dead letters: of the first {len(names)} agents</p>")
     return "".join(parts)
@@ -470,8 +474,8 @@ def of_cut(cut: ShownCut) -> str:
         rows = [(x.agent, x.name, f"{x.remaining_s:g} s", _message(x)) for x in cut.pending_timers]
         parts.append(table(("agent", "timer", "fires in", "message"), rows))
     if cut.dead_letters:
-        letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for x in cut.dead_letters]
-        parts.append(table(("dead letter of", "from", "message", "error"), letters))
+        dead_letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for x in cut.dead_letters]
+        parts.append(table(("dead letter of", "from", "message", "error"), dead_letters))
     return "".join(parts)
 
 
@@ -491,8 +495,8 @@ def of_agent(agent: ShownAgent) -> str:
         rows = [(x.name, f"{x.remaining_s:g} s", _message(x)) for x in agent.pending_timers]
         parts.append(table(("timer", "fires in", "message"), rows))
     if agent.dead_letters:
-        letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
-        parts.append(table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
+        dead_letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
+        parts.append(table(("dead letter from", "message", "error", "attempts"), dead_letters, agent.dead_letter_count))
     return "".join(parts)
 
 

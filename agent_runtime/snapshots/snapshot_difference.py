@@ -222,7 +222,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
                 for x in checkpoint.spawns
             ]
         case _:
-            letters = [
+            dead_letters = [
                 {
                     "sender": x.sender,
                     "message": describe_payload(x.payload),
@@ -232,7 +232,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
                 }
                 for x in checkpoint.dead_letters
             ]
-            return {"count": checkpoint.dead_letter_count, "latest": letters}
+            return {"count": checkpoint.dead_letter_count, "latest": dead_letters}
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:

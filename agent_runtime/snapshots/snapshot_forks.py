@@ -54,7 +54,9 @@ REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it
 
 def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     """Return the checkpoint as a fork begins with it; one that is equal if nothing of its effects is open."""
-    return _without_turn(_without_letters(_without_undoing(_without_window(checkpoint))), checkpoint.effects)
+    return _without_turn(
+        _without_failed_compensations(_without_undoing(_without_window(checkpoint))), checkpoint.effects
+    )
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
@@ -68,7 +70,7 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     effects = checkpoint.effects
     if effects is None:
         return checkpoint
-    nothing = {"is_orphan": False, "name": "", "undo": "", "undo_arguments": [], "letter": 0}
+    nothing = {"is_orphan": False, "name": "", "undo": "", "undo_arguments": [], "dead_letter": 0}
     keys = [msgspec.structs.replace(known, **nothing) for known in effects.keys]
     return msgspec.structs.replace(checkpoint, saved_effects=SavedEffects(keys) if keys else msgspec.UNSET)
 
@@ -79,14 +81,14 @@ def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 
 
-def _without_letters(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    letters, numbers = checkpoint.dead_letters, checkpoint.dead_letter_numbers
-    kept = [place for place, letter in enumerate(letters) if not letter.payload.startswith(UNDO)]
-    if len(kept) == len(letters):
+def _without_failed_compensations(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+    dead_letters, numbers = checkpoint.dead_letters, checkpoint.dead_letter_numbers
+    kept = [place for place, dead_letter in enumerate(dead_letters) if not dead_letter.payload.startswith(UNDO)]
+    if len(kept) == len(dead_letters):
         return checkpoint
     return msgspec.structs.replace(
         checkpoint,
-        dead_letters=[letters[place] for place in kept],
+        dead_letters=[dead_letters[place] for place in kept],
         saved_numbers=DeadLetterNumbers(numbers.last, [numbers.numbers[place] for place in kept]),
     )
 

@@ -224,7 +224,7 @@ class Snapshot:
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Messages that could not be handled: of each agent the newest ones, oldest first."""
-        return tuple(letter for agent in self.agents.values() for letter in agent.dead_letters)
+        return tuple(dead_letter for agent in self.agents.values() for dead_letter in agent.dead_letters)
 
     @functools.cached_property
     def pending_timers(self) -> tuple[PendingTimer, ...]:

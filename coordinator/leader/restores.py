@@ -230,5 +230,5 @@ class Rollbacks:
 
     def concerns(self) -> list[Concern]:
         """Return the agents that wait for an operator."""
-        now, wishes = self._shared.now, [x for x in self._demands.values() if x.refused]
-        return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in wishes]
+        now, refused = self._shared.now, [x for x in self._demands.values() if x.refused]
+        return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in refused]

@@ -128,10 +128,10 @@ def _located(state: FleetView, agent: str) -> LocatedAgent:
         return LocatedAgent(agent, "left" if state.has_left(agent) else "unknown")
     host = state.image.hosts.get(record.host)
     address = "" if host is None else host.address
-    return LocatedAgent(agent, _stands(state, record), record.host, address, record.incarnation)
+    return LocatedAgent(agent, _agent_state(state, record), record.host, address, record.incarnation)
 
 
-def _stands(state: FleetView, record: AgentRecord) -> str:
+def _agent_state(state: FleetView, record: AgentRecord) -> str:
     host = state.image.hosts.get(record.host)
     if record.left_plan is not None:
         return "left"

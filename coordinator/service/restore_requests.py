@@ -65,10 +65,10 @@ class Restoring:
             StoreError: it cannot be read.
         """
         image, epoch = self._state.image, await self._resolve(snapshot)
-        voided = above(image, epoch)
+        discarded = above(image, epoch)
         members = dict.fromkeys([*self._state.members_of(epoch), *image.epochs[epoch].unborn])
         living = {agent: None for agent, _ in self._state.living_agents()}
-        roots = {item: image.epochs[item].root for item in (epoch, *voided)}
+        roots = {item: image.epochs[item].root for item in (epoch, *discarded)}
         about, logged, (outputs, effects) = await asyncio.to_thread(self._read, epoch, roots)
         inputs = tuple([item for item in logged if not self._state.has_left_before(item.agent, epoch)])
         return RestorePreview(
@@ -76,7 +76,7 @@ class Restoring:
             root=roots[epoch],
             created=about.created,
             age_s=_age_s(about.created),
-            void_epochs=tuple(voided),
+            void_epochs=tuple(discarded),
             agents_gone=tuple(sorted(living.keys() - members.keys())),
             agents_back=tuple(sorted(members.keys() - living.keys())),
             is_dropping_inputs=is_dropping,
@@ -192,12 +192,12 @@ _AgentEffect = tuple[str, EffectRecord]
 """(agent, its effect record)."""
 
 
-def _undone(store: Store, voided: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
+def _undone(store: Store, discarded: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
     """Return what a restore past these epochs undoes. `logged` adds calls whose outputs are deleted or not released yet."""
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
     calls: list[_AgentEffect] = []
-    for epoch in voided:
+    for epoch in discarded:
         for output in store.read_release(epoch).outputs if epoch in released else ():
             topics[output.topic] += 1
             if output.topic == EFFECTS_TOPIC:

@@ -218,14 +218,14 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         await asyncio.to_thread(create_fork_log, Path(options.data_dir), store, node=options.node)
         healthy = health.aio.HealthServicer()
         await begin(healthy)
-        async with contextlib.AsyncExitStack() as doors:
+        async with contextlib.AsyncExitStack() as stack:
             process = _Process(options, store)
-            doors.enter_context(
+            stack.enter_context(
                 _stopped_by_signals(process.on_stop_signal)
             )  # first, so that everything opened later is closed on a signal
-            await open_health_server(doors, healthy, options.health)
-            await open_metrics_server(doors, process.metrics_endpoint, options.metrics, options.node)
-            doors.enter_context(options.log_ids.reading(process.standing))
+            await open_health_server(stack, healthy, options.health)
+            await open_metrics_server(stack, process.metrics_endpoint, options.metrics, options.node)
+            stack.enter_context(options.log_ids.reading(process.standing))
             return await process.run(healthy)
 
 

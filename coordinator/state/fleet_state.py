@@ -242,10 +242,10 @@ class FleetState(FleetView):
         refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason)
         if refusal:
             return OperationResult(REFUSED, refusal, number=self.plan_number)
-        voided = make_void(self.image, kind.line_epoch)
+        discarded = make_void(self.image, kind.line_epoch)
         if kind.drop_inputs:
             self.image.epochs[kind.line_epoch].drop_before = self.plan_number + 1
-        return self._make_plan(kind, RestoreRecord(kind.request, kind.drop_inputs, voided, kind.agent), now_ns)
+        return self._make_plan(kind, RestoreRecord(kind.request, kind.drop_inputs, discarded, kind.agent), now_ns)
 
     def _make_plan(
         self, kind: op.CommitPlan | op.Restore, restore: RestoreRecord | None, now_ns: int

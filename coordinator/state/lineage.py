@@ -109,7 +109,7 @@ def above(image: FleetImage, epoch: int) -> list[int]:
 
 def make_void(image: FleetImage, epoch: int) -> list[int]:
     """Make all complete epochs above `epoch` void, and return them."""
-    voided = above(image, epoch)
-    for later in voided:
+    discarded = above(image, epoch)
+    for later in discarded:
         image.epochs[later].status = VOID
-    return voided
+    return discarded

@@ -191,8 +191,8 @@ def continues_after_rollback_request() -> list[Patch]:
     """Let an agent that has requested a rollback continue to take turns."""
     original = HostRollbacks.want
 
-    def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackRequest) -> None:
-        original(self, agent, wish)
+    def want(self: HostRollbacks, agent: LocalAgent, request: RollbackRequest) -> None:
+        original(self, agent, request)
         agent.retry_ns = None
 
     return [(HostRollbacks, "want", want)]
@@ -310,7 +310,7 @@ def log_starts_late() -> list[Patch]:
     return [(LoggedAgent, "keep", keep), (LoggedMode, "validate", lambda *_: None)]
 
 
-def handled_letter_stays() -> list[Patch]:
+def handled_dead_letter_stays() -> list[Patch]:
     """Keep a dead letter whose retry has succeeded."""
 
     def handled(agent: LocalAgent, payload: bytes) -> None:
@@ -372,7 +372,7 @@ SETTLED = template(
 LETTER_MUTANTS: dict[str, Mutant] = {
     "handled-letter-stays": Mutant(
         text="a dead letter that was retried and handled is still there",
-        patches=handled_letter_stays,
+        patches=handled_dead_letter_stays,
         scenario=SETTLED,
         oracle="letters",
         seed=0,

@@ -369,8 +369,8 @@ def failed_turn_oldest_first() -> list[Patch]:
     """Undo the effects of a failed turn oldest first."""
     original = AgentEffects.turn_ended
 
-    def ended(self: AgentEffects, letter: int = 0) -> Any:
-        return original(self, letter)[::-1]
+    def ended(self: AgentEffects, dead_letter: int = 0) -> Any:
+        return original(self, dead_letter)[::-1]
 
     return [(AgentEffects, "turn_ended", ended)]
 
@@ -380,9 +380,9 @@ def failed_turn_not_undone() -> list[Patch]:
     return [(AgentEffects, "turn_ended", _all_forgotten)]
 
 
-def _all_forgotten(self: AgentEffects, letter: int = 0) -> Any:
+def _all_forgotten(self: AgentEffects, dead_letter: int = 0) -> Any:
     made, self.made = self.made, []
-    return [] if letter else made
+    return [] if dead_letter else made
 
 
 def saga_oldest_first() -> list[Patch]:

@@ -248,14 +248,15 @@ def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, Age
 
 def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[str]:
     """Yield the names of the probes that a finished run has hit. `initial`: the run's initial agents."""
-    letters, outputs, branch = books.letters, books.outputs, books.branches.get(books.newest_plan)
+    dead_letters, outputs, branch = books.dead_letters, books.outputs, books.branches.get(books.newest_plan)
     histories = branch.histories if branch is not None else {}
     evidence_of: dict[str, object] = {
         "zombie turn": books.zombie_turns,
-        "dead letter": books.buried,
+        "dead letter": books.dead_lettered,
         "dead letter of its sender": books.unroutable,
         **{
-            f"letter {effect}": letters.effects.get(effect) for effect in ("handled", "failed again", "dropped", "gone")
+            f"letter {effect}": dead_letters.effects.get(effect)
+            for effect in ("handled", "failed again", "dropped", "gone")
         },
         "input consumed": any(x.inputs for each in books.branches.values() for x in each.histories.values()),
         "output emitted": outputs.emitted,

@@ -36,7 +36,7 @@ from snapline.sim.oracles.input_output_oracles import Drop, Drops
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
-class Letter(msgspec.Struct, frozen=True):
+class KnownDeadLetter(msgspec.Struct, frozen=True):
     """Dead letter of an agent. `number`: its place among all dead letters that the agent ever had."""
 
     number: int
@@ -86,7 +86,7 @@ class DeadLetterOracle:
 
     def on_dead_lettered(self, history: AgentHistory, sender: str, payload: bytes) -> None:
         """Record that a message, timer or input became a dead letter of its receiver."""
-        history.letters.append(DeadLetterChange(history.turns, 0, sender, payload))
+        history.dead_letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
     def on_dead_lettered_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
         """Record that a retried dead letter failed again: it becomes a new dead letter."""
@@ -99,19 +99,19 @@ class DeadLetterOracle:
 
     def on_unroutable(self, history: AgentHistory, payload: bytes) -> None:
         """Record that a message became a dead letter of its sender."""
-        history.letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
+        history.dead_letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
 
     def on_handled(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes) -> None:
         """Record that a dead letter was handled by a turn."""
         self._over(t_ns, history, sender, payload, "handled")
 
-    def on_command_consumed(self, t_ns: int, history: AgentHistory, payload: bytes, told: bytes) -> None:
+    def on_command_consumed(self, t_ns: int, history: AgentHistory, payload: bytes, reply: bytes) -> None:
         """Check the answer to a command that took no turn."""
         command = read_dead_letter_command(payload)
         dead_letter = _meant(history, command)
-        if (told == TARGET_GONE) != (dead_letter is None):
+        if (reply == TARGET_GONE) != (dead_letter is None):
             actual = "has none" if dead_letter is None else "has it"
-            text = f"letter {command.number} of {history.agent} was told to be {'gone' if told == TARGET_GONE else 'dropped'}, and it {actual}"
+            text = f"letter {command.number} of {history.agent} was told to be {'gone' if reply == TARGET_GONE else 'dropped'}, and it {actual}"
             self._say(t_ns, text)
         elif dead_letter is None:
             self._note(history, command.verb, command.identity, "gone")
@@ -121,7 +121,7 @@ class DeadLetterOracle:
             end = DeadLetterChange(
                 history.turns, 0, dead_letter.sender, dead_letter.payload, is_over=True, is_counted=False
             )
-            history.letters.append(end)
+            history.dead_letters.append(end)
             self._note(history, DROP, command.identity, "dropped")
 
     def _over(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes, how: str) -> None:
@@ -131,7 +131,7 @@ class DeadLetterOracle:
                 t_ns, f"{history.agent} took a turn for the dead letter {show(payload)} of {sender}, and has none"
             )
             return
-        history.letters.append(DeadLetterChange(history.turns, 0, sender, payload, is_over=True))
+        history.dead_letters.append(DeadLetterChange(history.turns, 0, sender, payload, is_over=True))
         self._note(history, RETRY, dead_letter.identity, how)
 
     def _note(self, history: AgentHistory, verb: str, identity: bytes, how: str) -> None:
@@ -177,12 +177,12 @@ class DeadLetterOracle:
             self._say(t_ns, text)
 
 
-def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
+def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
     """Return whether this input is a command to retry the dead letter."""
     if payload[:1] != COMMAND_PREFIX or is_effect_resolution(payload) or is_effect_request(payload):
         return False
     command = read_dead_letter_command(payload)
-    return command.verb == RETRY and command.identity == Letter(0, sender, letter).identity
+    return command.verb == RETRY and command.identity == KnownDeadLetter(0, sender, dead_letter).identity
 
 
 def command_name(key: str) -> bytes:
@@ -190,17 +190,19 @@ def command_name(key: str) -> bytes:
     return b"word " + key.encode()
 
 
-def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[Letter]:
+def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[KnownDeadLetter]:
     """Return an agent's dead letters, now or at a place, in order."""
-    letters: list[Letter] = []
+    dead_letters: list[KnownDeadLetter] = []
     number = 0
     for change in _changes(history, place):
         if change.is_over:
-            letters.remove(next(x for x in letters if (x.sender, x.payload) == (change.sender, change.payload)))
+            dead_letters.remove(
+                next(x for x in dead_letters if (x.sender, x.payload) == (change.sender, change.payload))
+            )
         else:
             number += 1
-            letters.append(Letter(number, change.sender, change.payload))
-    return letters
+            dead_letters.append(KnownDeadLetter(number, change.sender, change.payload))
+    return dead_letters
 
 
 def check_dead_letters(
@@ -213,7 +215,7 @@ def check_dead_letters(
     if checkpoint.dead_letter_count != count:
         yield f"{prefix} counts {checkpoint.dead_letter_count} dead letters that were not handled after all, not {count}"
     numbers = zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True)
-    kept = [Letter(number, each.sender, each.payload) for number, each in numbers]
+    kept = [KnownDeadLetter(number, each.sender, each.payload) for number, each in numbers]
     wanted = dead_letters_of(history, place)
     if len(changes) <= DEAD_LETTERS_KEPT and kept != wanted:
         listed = [x.number for x in kept], [x.number for x in wanted]
@@ -222,9 +224,9 @@ def check_dead_letters(
 
 def _changes(history: AgentHistory, place: CutPlace | None) -> list[DeadLetterChange]:
     if place is None:
-        return history.letters
-    return [x for x in history.letters if x.is_inside(place.turns, place.voids)]
+        return history.dead_letters
+    return [x for x in history.dead_letters if x.is_inside(place.turns, place.voids)]
 
 
-def _meant(history: AgentHistory, word: DeadLetterCommand) -> Letter | None:
+def _meant(history: AgentHistory, word: DeadLetterCommand) -> KnownDeadLetter | None:
     return next((x for x in dead_letters_of(history) if (x.number, x.identity) == (word.number, word.identity)), None)

@@ -69,16 +69,16 @@ class GroundTruth:
         places: agent → index in vector clocks.
         messages: number of messages consumed by turns.
         zombie_turns: number of turns under a plan that was not the newest.
-        buried, voided: number of dead letters of receivers, and of senders.
+        dead_lettered, unroutable: number of dead letters of receivers, and of senders.
         inputs: clients' inputs and the answers to them. outputs: released outputs.
-        letters: dead letters and operator commands. steps, effects: steps and effects of durable turns. rollbacks: rollbacks that turns request.
+        dead_letters: dead letters and operator commands. steps, effects: steps and effects of durable turns. rollbacks: rollbacks that turns request.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
         self._report = report
         self.inputs = InputOracle(report)
         self.outputs = OutputOracle(report)
-        self.letters = DeadLetterOracle(report)
+        self.dead_letters = DeadLetterOracle(report)
         self.steps = StepOracle(report)
         self.effects = EffectOracle(report, self.inputs)
         self.rollbacks = RollbackOracle(report)
@@ -89,7 +89,7 @@ class GroundTruth:
         self.captured: dict[Key, Captured] = {}
         self.places: dict[str, int] = {agent: place for place, agent in enumerate(agents)}
         self.messages = 0
-        self.zombie_turns = self.buried = self.unroutable = 0
+        self.zombie_turns = self.dead_lettered = self.unroutable = 0
         self._plan_now = -1
         self._none_left: list[int] = []  # shared by all channels while the world does not report when messages leave
         self._histories: dict[str, AgentHistory] = {}
@@ -136,7 +136,7 @@ class GroundTruth:
         elif what == "stashed":
             _record_deferral(history, payload, is_over=True)
         elif what == "letter":
-            self.letters.on_handled(t_ns, history, sender, payload)
+            self.dead_letters.on_handled(t_ns, history, sender, payload)
             _end_deferred_retry(history, sender, payload)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
@@ -156,14 +156,14 @@ class GroundTruth:
 
         `payload` None: the next message, whose payload is not known.
         """
-        self.buried += 1
+        self.dead_lettered += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
         if what == "letter":
             _record_deferral(history, payload or b"", is_over=True)
-            self.letters.on_dead_lettered_again(t_ns, history, payload or b"")
+            self.dead_letters.on_dead_lettered_again(t_ns, history, payload or b"")
         elif payload is not None:
-            self.letters.on_dead_lettered(history, sender, payload)
+            self.dead_letters.on_dead_lettered(history, sender, payload)
         if payload is not None and payload.startswith(b"\x05@call"):  # the caller gets an error reply
             self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
 
@@ -178,13 +178,13 @@ class GroundTruth:
         if is_stashed:
             _record_deferral(self.history_of(plan, agent), payload, is_over=False)
 
-    def on_command_consumed(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
+    def on_command_consumed(self, t_ns: int, plan: int, agent: str, payload: bytes, reply: bytes) -> None:
         """Record that an operator command was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
         _record_deferral(self.history_of(plan, agent), payload, is_over=True)
         if is_effect_resolution(payload):
             return
-        self.letters.on_command_consumed(t_ns, self.history_of(plan, agent), payload, told)
+        self.dead_letters.on_command_consumed(t_ns, self.history_of(plan, agent), payload, reply)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
         kind = how.partition("-")[2]
@@ -246,7 +246,7 @@ class GroundTruth:
             if channel.sent[index] == payload and index not in channel.void:
                 channel.void = {**channel.void, index: history.voids}
                 history.voids += 1
-                self.letters.on_unroutable(history, payload)
+                self.dead_letters.on_unroutable(history, payload)
                 return
         self._report(
             "exactly-once", "G3", t_ns,
@@ -504,7 +504,7 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
         outputs=[output for output in history.outputs if output[0] <= place.turns],
-        letters=[each for each in history.letters if each.is_inside(place.turns, place.voids)],
+        dead_letters=[each for each in history.dead_letters if each.is_inside(place.turns, place.voids)],
         words=[each for each in history.words if each.turns <= place.turns],
     )
 

@@ -135,10 +135,10 @@ class AgentHistory(msgspec.Struct):
         failed_ns: time at which its checkpoint failed, so that its later work cannot be saved under this plan; 0 if it has not.
         inputs: payload → turn that consumed or dead-lettered the input.
         replies: payload → answer of the input's turn. answered: payload → turn or segment that ended with the answer.
-        answers_to_letters: payload → answers of the dead letter's turns; the client may receive these, too.
+        dead_letter_answers: payload → answers of the dead letter's turns; the client may receive these, too.
         put_off: messages deferred to a later turn, and the ends of these deferrals: turn count, payload, whether it is over.
         outputs: turn and bytes of each emitted output, in order.
-        letters: changes of dead letters. words: operator commands about dead letters, as they were consumed.
+        dead_letters: changes of dead letters. words: operator commands about dead letters, as they were consumed.
         captured: images in order, including those before the branch.
         log: turns in order; empty unless turns are to be replayed.
         clocks: vector clock after each turn, indexed by `MessageHistory.places`; [0] is before the first turn.
@@ -160,7 +160,7 @@ class AgentHistory(msgspec.Struct):
     dead_letter_answers: dict[bytes, list[bytes]] = {}
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
-    letters: list[DeadLetterChange] = []
+    dead_letters: list[DeadLetterChange] = []
     words: list[CommandEffect] = []
     failed_ns: int = 0
 

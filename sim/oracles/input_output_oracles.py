@@ -279,12 +279,14 @@ class InputOracle:
                 text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
                 self._report("inputs", "R1", t_ns, text)
             final = history.replies.get(payload, b"") if history is not None else b""
-            letter_answers = history.dead_letter_answers.get(payload, []) if history is not None else []
-            if offered.answer not in (None, final, *letter_answers) and not self.has_fallen_back:
+            dead_letter_answers = history.dead_letter_answers.get(payload, []) if history is not None else []
+            if offered.answer not in (None, final, *dead_letter_answers) and not self.has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(final)}"
                 self._report("answers", "R2", t_ns, text)
-            was_letter = history is not None and any(change.payload == payload for change in history.letters)
-            if offered.is_reported_dead_letter and not was_letter and not self.has_fallen_back:
+            was_dead_lettered = history is not None and any(
+                change.payload == payload for change in history.dead_letters
+            )
+            if offered.is_reported_dead_letter and not was_dead_lettered and not self.has_fallen_back:
                 text = f"{offered.client} was told that input {show(payload)} is a dead letter, and {offered.agent} never had it"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:

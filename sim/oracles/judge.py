@@ -494,7 +494,7 @@ class Judge:
             return
         if is_quiet:
             self.books.inputs.check_end(t_ns, branch.histories, heard, branch.plan)
-            self.books.letters.check_end(t_ns, branch.histories, heard, self.books.inputs.drops, branch.plan)
+            self.books.dead_letters.check_end(t_ns, branch.histories, heard, self.books.inputs.drops, branch.plan)
             newest = self._outcomes.newest_complete
             if is_released:
                 plan = self.books.branch_of(self._plan_of(newest))

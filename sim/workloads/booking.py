@@ -200,7 +200,7 @@ class Service:
         """Return the keys under which the task is paid and not undone."""
         return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
 
-    def stands(self, key: str) -> bool:
+    def is_sold(self, key: str) -> bool:
         sale = self.sales.get(key)
         return sale is not None and sale.is_done and not sale.is_undone
 
@@ -353,7 +353,9 @@ class BookingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """Check that the service has done everything that is done in the cut; no recovery undoes it."""
-        self._helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Book)}
+        self._helpless = {
+            dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
+        }
         return self._check(cut.states)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
@@ -367,9 +369,9 @@ class BookingWorkload(Workload):
             assert isinstance(state, BookerState)
             for name, outcome in state.ended.items():
                 for task, key in outcome.keys.items():
-                    stands = self.service.stands(key)
-                    if outcome.how != "stuck" and stands != (outcome.how == "done"):
-                        now = "stands" if stands else "does not stand"
+                    is_done = self.service.is_sold(key)
+                    if outcome.how != "stuck" and is_done != (outcome.how == "done"):
+                        now = "stands" if is_done else "does not stand"
                         return f"{name} of {agent} is {outcome.how}, and {task} {now} under {key}"
         return None
 

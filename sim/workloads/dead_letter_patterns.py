@@ -286,11 +286,11 @@ class AstrayWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
-            letters = _Account(cut).letters()
+            expected = _Account(cut).dead_letter_count()
         except InvariantViolatedError as error:
             return str(error)
-        if letters != cut.dead_letter_count:
-            return f"{letters} undeliverable messages and refused creations, but {cut.dead_letter_count} dead letters"
+        if expected != cut.dead_letter_count:
+            return f"{expected} undeliverable messages and refused creations, but {cut.dead_letter_count} dead letters"
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
@@ -331,7 +331,7 @@ class _Account:
             else:
                 self.waiting.setdefault((each.sender, each.receiver), []).append(_word(each.message).number)
 
-    def letters(self) -> int:
+    def dead_letter_count(self) -> int:
         """Return the expected number of dead letters.
 
         Raises:

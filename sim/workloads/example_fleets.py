@@ -235,11 +235,13 @@ class _Account:
         self.accounts = _only(cut, orders.Accounts)
         self.jobs: dict[int, int] = {}
         self.papers = len(cut.pending_spawns)
-        for letter in cut.dead_letters:
-            if isinstance(letter.message, orders.Job):
-                self.jobs[letter.message.id] = self.jobs.get(letter.message.id, 0) + letter.message.amount
+        for dead_letter in cut.dead_letters:
+            if isinstance(dead_letter.message, orders.Job):
+                self.jobs[dead_letter.message.id] = (
+                    self.jobs.get(dead_letter.message.id, 0) + dead_letter.message.amount
+                )
             else:
-                self.papers += letter.message is None
+                self.papers += dead_letter.message is None
         self.papers += sum(each.message is None for each in cut.in_transit)
 
     def wrong_money(self, count: int) -> str | None:

@@ -237,7 +237,9 @@ class PayingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """Check that the service agrees with all settled orders of a cut; no recovery undoes them."""
-        helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go | Nudge)}
+        helpless = {
+            dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
+        }
         return self._check(cut.states) or self._check_failed(cut.states, helpless)
 
     def is_done(self, states: Mapping[str, object]) -> bool:

@@ -233,10 +233,10 @@ class PlanningWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        for letter in cut.dead_letters:
-            if isinstance(letter.message, Refuse | Nudge):
+        for dead_letter in cut.dead_letters:
+            if isinstance(dead_letter.message, Refuse | Nudge):
                 continue
-            return f"there is a dead letter: {letter.error}"
+            return f"there is a dead letter: {dead_letter.error}"
         return self._check(cut.states)
 
     def is_done(self, states: Mapping[str, object]) -> bool:

@@ -501,15 +501,17 @@ class CheckedWorkload(Workload):
             if isinstance(answer, str):
                 return f"{when}{answer}" if answer else None
             return (
-                None if answer is None or answer else f"{when}{name} is {answer!r} ({_place_of(question)}{read.told()})"
+                None
+                if answer is None or answer
+                else f"{when}{name} is {answer!r} ({_place_of(question)}{read.last_state_text()})"
             )
         except AssertionError as error:
             first, *others = (str(error) or "assert").splitlines()
-            return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.told()})", *others])
+            return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.last_state_text()})", *others])
         except Exception as error:
             trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
-            return f"{when}{name} raised ({_line_of(error, below=1)}{read.told()})"
+            return f"{when}{name} raised ({_line_of(error, below=1)}{read.last_state_text()})"
 
 
 class _ReadStates(Mapping[str, object]):
@@ -529,7 +531,7 @@ class _ReadStates(Mapping[str, object]):
     def __len__(self) -> int:
         return len(self._states)
 
-    def told(self) -> str:
+    def last_state_text(self) -> str:
         """Return a description of the state read last, to append to a code location."""
         if self._last is None:
             return "; it read no state"

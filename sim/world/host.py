@@ -151,13 +151,15 @@ class JudgeObserver(HostObserver):
         now_ns = self._shared.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
-    def _message_dead_lettered(self, buried: ev.MessageDeadLettered, execute: Execute) -> None:
-        execute(buried)
+    def _message_dead_lettered(self, command: ev.MessageDeadLettered, execute: Execute) -> None:
+        execute(command)
         now_ns = self._shared.kernel.now_ns
-        agent = self.core.agents.get(buried.agent)
+        agent = self.core.agents.get(command.agent)
         if agent is not None:
             self._judge.books.steps.on_dead_lettered(agent.id, agent.incarnation)
-        self._judge.on_dead_lettered(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
+        self._judge.on_dead_lettered(
+            now_ns, self.core.plan, command.agent, command.what, command.sender, command.payload
+        )
 
     def _message_taken(self, taken: ev.MessageConsumedInTurn, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
@@ -170,10 +172,10 @@ class JudgeObserver(HostObserver):
         now_ns = self._shared.kernel.now_ns
         self._judge.books.on_command_consumed(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
-    def _message_unroutable(self, voided: ev.UnroutableMessageDeadLettered, execute: Execute) -> None:
-        execute(voided)
-        tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_unroutable
-        tell(self._shared.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
+    def _message_unroutable(self, command: ev.UnroutableMessageDeadLettered, execute: Execute) -> None:
+        execute(command)
+        tell = self._judge.on_refused if command.is_refused_creation else self._judge.on_unroutable
+        tell(self._shared.kernel.now_ns, self.core.plan, command.sender, command.receiver, command.payload)
 
     def _run_step(self, command: ev.RunStep, execute: Execute) -> None:
         self._judge.books.steps.on_step(self._shared.kernel.now_ns, command.agent, command.incarnation, command.name)
@@ -187,8 +189,8 @@ class JudgeObserver(HostObserver):
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         execute(command)
 
-    def _effect_recorded(self, told: ev.EffectRecordEmitted, _: Execute) -> None:
-        self._judge.books.on_effect_recorded(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
+    def _effect_recorded(self, record: ev.EffectRecordEmitted, _: Execute) -> None:
+        self._judge.books.on_effect_recorded(self._shared.kernel.now_ns, self.core.plan, record.agent, record.payload)
 
     def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:
         core = self.core
@@ -482,12 +484,12 @@ class SimHost:
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
         """Wait for an answer on behalf of a client."""
 
-        def answered(told: ev.AskAnswer) -> None:
+        def answered(answer: ev.AskAnswer) -> None:
             if not is_early:
-                self.notes.host_logs.on_asked(self.name, agent, key, told)
-            kind, body = split_message(told.reply) if told.reply else ("", b"")
-            place = self._place_of(agent) if told.status == RETRY else ("", "")
-            then(AskOutcome(told.status, told.number, kind, bytes(body), told.reason, *place))
+                self.notes.host_logs.on_asked(self.name, agent, key, answer)
+            kind, body = split_message(answer.reply) if answer.reply else ("", b"")
+            place = self._place_of(agent) if answer.status == RETRY else ("", "")
+            then(AskOutcome(answer.status, answer.number, kind, bytes(body), answer.reason, *place))
 
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 

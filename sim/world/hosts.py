@@ -77,7 +77,7 @@ class Hosts:
             except ProcessKilled:
                 limit = limit_of(run.driver.turns.type_of(turn.agent))
                 mark = mark_of(turn.agent, turn.what, turn.sender, turn.payload, limit)
-                self._notes.died[run.name] = run.instance, (mark.death(is_beside=False),)
+                self._notes.died[run.name] = run.instance, (mark.death(is_in_thread=False),)
                 self._shared.judge.probes.hit("process killed by a message")
                 self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
                 raise SimulatedCrash(run.name) from None

@@ -142,17 +142,17 @@ class SimOperator:
         """Choose commands about an agent's dead letters, if it has any."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
-        letters = self._letters_of(agent)
-        if not letters:
+        dead_letters = self._dead_letters_of(agent)
+        if not dead_letters:
             return
         count = 1 + self._is_one_in(TWO_ONE_IN, "two")
-        first = self._pick("letter", len(letters))
-        for number, identity, is_undoing in letters[first : first + count]:
+        first = self._pick("letter", len(dead_letters))
+        for number, identity, is_undoing in dead_letters[first : first + count]:
             verb = self._verb(agent, identity, may_drop=not is_undoing)
             self._said += 1
             payload = dead_letter_command_payload(DeadLetterCommand(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_operator_command=True)
-            self._shared.judge.books.letters.on_command_given(agent, offered.key, payload)
+            self._shared.judge.books.dead_letters.on_command_given(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
@@ -165,7 +165,7 @@ class SimOperator:
         self._retried[agent, identity] = retried + 1
         return RETRY
 
-    def _letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
+    def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
         """Return an agent's dead letters: number, identity, and whether it is a failed undo."""
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
@@ -213,7 +213,7 @@ class SimOperator:
         for command, answer in zip(words, answers, strict=True):
             self._shared.judge.probes.hit(f"word {answer.status}")
             if answer.status in ("accepted", "repeated") and not is_effect_resolution(command.payload):
-                self._shared.judge.books.letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
+                self._shared.judge.books.dead_letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and command in self._open:
                 self._open.remove(command)
@@ -340,14 +340,14 @@ class RestoreOperator:
         shared: WorldState,
         log: SimulatedLog,
         leader: Callable[[], SimLeader | None],
-        stands: Callable[[], bool],
+        is_refused: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """`leader` returns the leader, if any; `stands` whether an agent's rollback was refused; `is_calling` whether an effect is being called."""
+        """`leader` returns the leader, if any; `is_refused` whether an agent's rollback was refused; `is_calling` whether an effect is being called."""
         self._shared = shared
         self._log = log
         self._leader = leader
-        self._stands = stands
+        self._is_refused = is_refused
         self._is_calling = is_calling
         self._helps = 0
         self._numbers = 0
@@ -367,7 +367,7 @@ class RestoreOperator:
     def _look(self) -> None:
         """Restore the newest epoch if an agent needs it, then check again later."""
         complete = self._log.canonical.complete_epochs()
-        if complete and self._stands():
+        if complete and self._is_refused():
             self._helps += 1
             self._shared.judge.probes.hit("rollback refused")
             self._say(RestoreRequest(f"helper-{self._helps}", complete[-1], False, 0))

@@ -118,7 +118,7 @@ class SimReplica:
         log, length: its durable log is `log[:length]`. appends: appends in flight to it, in order, all of one leader term.
         leading: leader term that it believes it leads. heard_from: leader term whose leader it hears.
         heard_ns: time when it last heard a leader, or voted. majority_ns: time when it last reached a majority as a leader.
-        told: its last reported standing.
+        reported_standing: its last reported standing.
         attempt, timeout_ns, is_disrupting: draws for this attempt at an election.
         state: its applied state. applied: number of applied slots. known: number of slots that it knows to be committed.
         waiting: its waiting proposers. proposals: number of all its proposals.
@@ -134,7 +134,7 @@ class SimReplica:
         self.leading: LeaderTerm | None = None
         self.heard_from: LeaderTerm | None = None
         self.heard_ns = self.majority_ns = 0
-        self.told = Standing()
+        self.reported_standing = Standing()
         self.attempt = -1
         self.timeout_ns = 0
         self.is_disrupting = False
@@ -172,7 +172,7 @@ class LogModel(Protocol):
         """Handle a commit: the leader now knows the first `length` slots of its term to be committed, more than before."""
 
     def on_standing_changed(self, replica: SimReplica) -> None:
-        """Handle a change of `told`."""
+        """Handle a change of `reported_standing`."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
         """Handle a replica's first contact with a new leader."""
@@ -227,7 +227,7 @@ class RaftModel:
         replica.is_up = False
         replica.run += 1
         replica.appends.clear()
-        replica.told, replica.heard_from = Standing(), None
+        replica.reported_standing, replica.heard_from = Standing(), None
         leader_term, replica.leading = replica.leading, None
         if leader_term is not None:
             self._lose_tails(leader_term)
@@ -398,7 +398,7 @@ class RaftModel:
                 self._campaign(replica)
 
     def _forget_leader(self, replica: SimReplica) -> None:
-        if replica.is_up and replica.leading is None and replica.told.leader:
+        if replica.is_up and replica.leading is None and replica.reported_standing.leader:
             replica.heard_from = None
             self.tell(replica, Standing(replica.term))
 
@@ -475,8 +475,8 @@ class RaftModel:
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
         """Report the replica's standing if it has changed."""
-        if standing != replica.told:
-            replica.told = standing
+        if standing != replica.reported_standing:
+            replica.reported_standing = standing
             self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:

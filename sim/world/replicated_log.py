@@ -136,8 +136,8 @@ class SimulatedLog:
             self._propose_into_the_dark(replica, entry, then)
         elif replica.leading is not None:
             self._append(replica.leading, replica, entry, then)
-        elif replica.told.leader:
-            self._forward(replica, self._replicas[replica.told.leader], entry, then)
+        elif replica.reported_standing.leader:
+            self._forward(replica, self._replicas[replica.reported_standing.leader], entry, then)
         else:
             self._tell_later(replica, replica.run, 0, then, Rejected("there is no leader"))
 
@@ -258,7 +258,7 @@ class SimulatedLog:
     # ---- hooks ----------------------------------------------------------------------------------------------------
 
     def on_standing_changed(self, replica: SimReplica) -> None:
-        self._tell_standing(replica.name, replica.told)
+        self._tell_standing(replica.name, replica.reported_standing)
 
     def on_leader_changed(self, replica: SimReplica) -> None:
         changed = Unknown("the leader changed before it answered")

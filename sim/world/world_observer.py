@@ -353,10 +353,10 @@ class StoreObserver:
         self._shared.judge.on_retained(self._shared.kernel.now_ns, before_ms, after, now_ms=now_ms)
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
-    def _created_ms(self, untold: set[int]) -> dict[int, int]:
+    def _created_ms(self, unreported: set[int]) -> dict[int, int]:
         """Return the creation times of epochs whose refs the policy sees but whose writer crashed before it reported them."""
         created_ms = {}
-        for epoch in sorted(untold):
+        for epoch in sorted(unreported):
             with contextlib.suppress(SnaplineError):
                 created_ms[epoch] = self._created_of(epoch, self._reader.read_ref(epoch))
         return created_ms

@@ -248,7 +248,7 @@ def test_what_the_window_holds_comes_back_from_a_checkpoint_and_older_ones_have_
     old = msgspec.msgpack.decode(
         msgspec.msgpack.encode(list(msgspec.structs.astuple(kept.keys[0]))[:8]), type=KnownEffect
     )
-    assert (old.key, old.undo, old.letter) == ("k", "", 0)
+    assert (old.key, old.undo, old.dead_letter) == ("k", "", 0)
     again = restarted(saved(driver))
     again.feed(msg.LogOpened(2))
     People(again).say(wish(UNDO))

@@ -262,7 +262,7 @@ def open_lost(patch: Patch) -> None:
 def oldest_first(patch: Patch) -> None:
     """A failed turn is undone in the order in which it was done."""
     ended = AgentEffects.turn_ended
-    patch.setattr(AgentEffects, "turn_ended", lambda self, letter=0: ended(self, letter)[::-1])
+    patch.setattr(AgentEffects, "turn_ended", lambda self, dead_letter=0: ended(self, dead_letter)[::-1])
 
 
 def saga_oldest_first(patch: Patch) -> None:
@@ -291,9 +291,9 @@ def compensates_what_stands(patch: Patch) -> None:
     """What was made is not forgotten when its turn ends well."""
     ended = AgentEffects.turn_ended
 
-    def mutant(self, letter=0):  # type: ignore[no-untyped-def]  # as the method
-        made = ended(self, letter)
-        if not letter:
+    def mutant(self, dead_letter=0):  # type: ignore[no-untyped-def]  # as the method
+        made = ended(self, dead_letter)
+        if not dead_letter:
             self.made = made
         return made
 

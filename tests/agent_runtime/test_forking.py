@@ -488,7 +488,7 @@ def test_an_effect_whose_intent_is_not_said_yet_is_the_parents_too(tmp_path: Pat
 def test_what_a_failed_turn_of_the_parent_has_left_is_no_orphan_in_a_fork(tmp_path: Path) -> None:
     """A turn of the fork would take it over, and undo it if it fails, as the parent does."""
     left = msgspec.structs.replace(
-        ENDED, is_orphan=True, name="book", undo="m:undo", undo_arguments=[b"\x01"], letter=3
+        ENDED, is_orphan=True, name="book", undo="m:undo", undo_arguments=[b"\x01"], dead_letter=3
     )
     assert begun_by(tmp_path, saved_effects=SavedEffects([left])).effects == SavedEffects([ENDED])
 

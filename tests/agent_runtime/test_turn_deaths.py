@@ -35,7 +35,7 @@ def refused(driver: Driver, agent: str = "a") -> None:
 
 
 def tell(driver: Driver, *deaths: TurnDeath) -> None:
-    driver.core.turn_ends.deaths.told(deaths)
+    driver.core.turn_ends.deaths.plan_received(deaths)
 
 
 def letters(driver: Driver) -> list[tuple[str, bytes, int]]:

@@ -232,7 +232,7 @@ def test_a_turn_is_marked_as_a_message_is() -> None:
         slow.begin(mark_of("a", "message", "z", payload, 2))
         fast.begin_turn("a", "message", "z", payload, 2)
         found = [_mark_in(bytes(marks._slots), 1) for marks in (slow, fast)]
-        assert found[0] and found[1] and found[0].death(is_beside=False) == found[1].death(is_beside=False)
+        assert found[0] and found[1] and found[0].death(is_in_thread=False) == found[1].death(is_in_thread=False)
 
 
 def test_the_file_of_a_host_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from snapline.diagrams import svg
-from snapline.diagrams.scene import Arrow, Band, Bar, Front, Mark, Scene, Sign, Track, beside, clock, round_step
+from snapline.diagrams.scene import Arrow, Band, Bar, Front, Mark, Scene, Sign, Track, clock, round_step, state_at_cut
 from snapline.diagrams.svg import draw
 from snapline.errors import UsageError
 
@@ -31,7 +31,7 @@ def made_up(*, lanes: int, messages: int, seed: int = 1, window: tuple[int, int]
         ends = (source.choice(names), source.choice(names))
         received = () if source.random() < 0.1 else (time + source.randrange(1_000_000, 300_000_000),)
         bare = Arrow(f"message {number}", *ends, time, received)
-        arrows.append(replace(bare, state=beside(records, bare)))
+        arrows.append(replace(bare, state=state_at_cut(records, bare)))
     return scene(
         names,
         *window,
@@ -114,12 +114,12 @@ def test_the_same_diagram_gives_the_same_text() -> None:
 def test_a_message_is_judged_by_each_line_s_own_record(sent_ns: int, received_ns: int | None, state: str) -> None:
     """The sender records at 10, the receiver at 20; 15 to 18 is before one and after the other."""
     arrow = Arrow("m", "a", "b", sent_ns, () if received_ns is None else (received_ns,))
-    assert beside({"a": 10, "b": 20}, arrow) == state
+    assert state_at_cut({"a": 10, "b": 20}, arrow) == state
 
 
 def test_beside_no_cut_and_beside_one_that_lacks_an_agent_a_message_is_ordinary() -> None:
-    assert beside({}, Arrow("m", "a", "b", 1)) == "ordinary"
-    assert beside({"a": 5}, Arrow("m", "a", "b", 1)) == "ordinary"
+    assert state_at_cut({}, Arrow("m", "a", "b", 1)) == "ordinary"
+    assert state_at_cut({"a": 5}, Arrow("m", "a", "b", 1)) == "ordinary"
 
 
 def test_the_maker_s_word_of_a_message_holds() -> None:

@@ -248,7 +248,7 @@ def test_the_log_for_shiviz_is_of_exactly_the_window_and_obeys_its_rules(seed: i
         check_shiviz(events)
         spots, records = expected_shown(found, window)
         shown = sorted(spots + records)
-        assert [words for _, _, words in events] == [found.told(position) for position in shown]
+        assert [words for _, _, words in events] == [found.description_of(position) for position in shown]
         assert [host for host, _, _ in events] == [life_of(found, position, rows) for position in shown]
         for index, position in enumerate(shown):
             mine = {

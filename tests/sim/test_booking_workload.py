@@ -84,7 +84,7 @@ def test_what_another_history_has_paid_may_be_undone_first() -> None:
     plan = 2
     service.pay("a/r/0/once", key="k0")
     service.undo("a/r/1/keyed", key="k1/undo")
-    assert service.stands("k0") and not service.stands("k1")
+    assert service.is_sold("k0") and not service.is_sold("k1")
 
 
 def test_what_a_probe_found_last_may_be_undone_first() -> None:
@@ -94,7 +94,7 @@ def test_what_a_probe_found_last_may_be_undone_first() -> None:
     service.pay("a/r/1/keyed", key="k1")
     service.find("a/r/0/probed", key="k0")
     service.undo("a/r/0/probed", key="k0/undo")
-    assert service.stands("k1") and not service.stands("k0")
+    assert service.is_sold("k1") and not service.is_sold("k0")
 
 
 def test_what_a_given_up_history_has_paid_under_a_key_of_its_own_is_not_in_the_way() -> None:
@@ -102,7 +102,7 @@ def test_what_a_given_up_history_has_paid_under_a_key_of_its_own_is_not_in_the_w
     service.pay("a/r/0/once", key="k0")
     service.pay("a/r/1/unkeyed", key="of-another-history")
     service.undo("a/r/0/once", key="k0/undo")
-    assert not service.stands("k0")
+    assert not service.is_sold("k0")
 
 
 def test_what_was_undone_before_it_arrived_is_never_done() -> None:

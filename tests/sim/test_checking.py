@@ -350,9 +350,9 @@ def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
 
     states = workload._ReadStates({"a": "x" * 10**6, "b": Loud()})
     _ = states["a"]
-    assert len(states.told()) < 300
+    assert len(states.last_state_text()) < 300
     _ = states["b"]
-    assert states.told().endswith("b, <its repr raised OSError>")
+    assert states.last_state_text().endswith("b, <its repr raised OSError>")
 
 
 # -- at the end ---------------------------------------------------------------------------------------------------------

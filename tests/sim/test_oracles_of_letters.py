@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from snapline.messages.agent_commands import DROP, RETRY, TARGET_GONE, DeadLetterCommand, dead_letter_command_payload
-from snapline.sim.oracles.dead_letters import Letter, check_dead_letters, command_name, dead_letters_of
+from snapline.sim.oracles.dead_letters import KnownDeadLetter, check_dead_letters, command_name, dead_letters_of
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, DeadLetterRecord
@@ -29,10 +29,12 @@ class Scene:
             self.books.on_dead_lettered(0, PLAN, "a", "timer", "a", payload)
 
     def say(self, verb: str, number: int, payload: bytes, *, key: str = "k", is_acknowledged: bool = True) -> bytes:
-        word = dead_letter_command_payload(DeadLetterCommand(verb, number, Letter(number, "a", payload).identity))
-        self.books.letters.on_command_given("a", key, word)
+        word = dead_letter_command_payload(
+            DeadLetterCommand(verb, number, KnownDeadLetter(number, "a", payload).identity)
+        )
+        self.books.dead_letters.on_command_given("a", key, word)
         if is_acknowledged:
-            self.books.letters.on_acknowledged(SAID_NS, key)
+            self.books.dead_letters.on_acknowledged(SAID_NS, key)
         return word
 
     def take(self, word: bytes, told: bytes) -> None:
@@ -53,7 +55,7 @@ class Scene:
 
     def end(self) -> list[str]:
         histories, drops = self.books.branch_of(PLAN).histories, self.books.inputs.drops
-        self.books.letters.check_end(0, histories, ["a"], drops, PLAN)
+        self.books.dead_letters.check_end(0, histories, ["a"], drops, PLAN)
         return self.said
 
 

@@ -178,14 +178,14 @@ def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
 
 def silence_is_a_loss(patch: pytest.MonkeyPatch) -> None:
     """As it was: a host of which nothing is heard for two seconds."""
-    judge = FailureDetector._suspicion_of
+    judge = FailureDetector._why_suspected
 
     def mutant(self: FailureDetector, host: str, record: HostRecord) -> str:
         session = self._host_sessions.session_of(host)
         is_silent = session is not None and self._host_sessions.quiet_ns(session) >= CUT_NS
         return "nothing heard of it for 2 s" if is_silent else judge(self, host, record)
 
-    patch.setattr(FailureDetector, "_suspicion_of", mutant)
+    patch.setattr(FailureDetector, "_why_suspected", mutant)
 
 
 def reports_do_not_count(patch: pytest.MonkeyPatch) -> None:

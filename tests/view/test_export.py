@@ -265,9 +265,13 @@ async def test_without_states_nothing_that_an_agent_wrote_is_in_the_file() -> No
 
 def test_digests_say_nothing_to_who_tries_them_all() -> None:
     one, other = Redaction(), Redaction()
-    assert one.told({"pin": 7}) == one.told({"pin": 7}) != other.told({"pin": 7})
-    assert one.told({"a": 1, "b": 2}) == one.told({"b": 2, "a": 1}) != one.told({"a": 1, "b": 3})
-    assert hashlib.sha256(b'{"pin":7}').hexdigest()[:12] not in one.told({"pin": 7})
+    assert one.replacement_of({"pin": 7}) == one.replacement_of({"pin": 7}) != other.replacement_of({"pin": 7})
+    assert (
+        one.replacement_of({"a": 1, "b": 2})
+        == one.replacement_of({"b": 2, "a": 1})
+        != one.replacement_of({"a": 1, "b": 3})
+    )
+    assert hashlib.sha256(b'{"pin":7}').hexdigest()[:12] not in one.replacement_of({"pin": 7})
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------------

@@ -321,10 +321,10 @@ class Releases:
             problem = f"the outputs of epoch {event.epoch} cannot be released: {event.error}"
             self._store.failed(event.epoch, problem, is_news=True)
 
-    def _settle(self, told: ReleasedEpoch) -> None:
-        self._drop(told.epoch)
-        if told.epoch > self._newest.epoch and self._is_complete(told.epoch):
-            self._newest = told
+    def _settle(self, released: ReleasedEpoch) -> None:
+        self._drop(released.epoch)
+        if released.epoch > self._newest.epoch and self._is_complete(released.epoch):
+            self._newest = released
 
     def _is_complete(self, epoch: int) -> bool:
         record = self._shared.state.image.epochs.get(epoch)

@@ -151,7 +151,7 @@ class FailureDetector:
             if self._leaves.get(host, (0, ""))[0] == record.start:
                 leaving.append(op.LostHost(host, record.start))
                 continue
-            reason = self._suspicion_of(host, record)
+            reason = self._why_suspected(host, record)
             if reason:
                 lost.append(op.LostHost(host, record.start, () if lost else self._died_in(host, record)))
                 reasons.append(f"host {host}: {reason}")
@@ -177,7 +177,7 @@ class FailureDetector:
             late = op.LostHost(host, record.start, died_in)
             self._shared.propose(f"died/{host}", op.LoseHosts((late,), f"host {host} died in the middle of a turn"))
 
-    def _suspicion_of(self, host: str, record: HostRecord) -> str:
+    def _why_suspected(self, host: str, record: HostRecord) -> str:
         now = self._shared.now
         exited = self._exits.get(host)
         if exited is not None and exited.start == record.start:

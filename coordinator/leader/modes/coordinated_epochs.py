@@ -75,10 +75,10 @@ class Coordinated:
         self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, base))
         return Collecting(told=base)
 
-    def _begin(self, epoch: int, hosts: Sequence[str], told: ReportedChannels | None) -> BeginEpoch:
+    def _begin(self, epoch: int, hosts: Sequence[str], reported: ReportedChannels | None) -> BeginEpoch:
         state = self._shared.state
-        told_epoch = told.epoch if told is not None else 0
-        return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), told_epoch)
+        reported_epoch = reported.epoch if reported is not None else 0
+        return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), reported_epoch)
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """Return BeginEpoch for each open epoch of the host."""
@@ -212,9 +212,11 @@ def judge(
     if absent:
         # No crash explains this: a host sends no markers until the creation of its agents is committed.
         return Verdict(problem=f"no report on {_summarise_names(absent)}", is_alarm=True)
-    told = _find_reported_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
-    if told is not None:
-        channels = list(told.channels)
+    reported = (
+        _find_reported_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
+    )
+    if reported is not None:
+        channels = list(reported.channels)
     elif any(report.since for report in reports.values()):
         return Verdict(is_open=True)
     else:
@@ -226,7 +228,7 @@ def judge(
             return verdict
         lines = _drop_unreferenced_unborn(members, lines, columns)
         channels = [(sender, receiver) for sender, entry in columns.items() for receiver in entry.sent]
-    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), told=told)
+    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), told=reported)
 
 
 def _find_reported_channels(

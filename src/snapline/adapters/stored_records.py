@@ -47,8 +47,8 @@ _decoder = msgspec.msgpack.Decoder(FieldsRecord)
 class StoredRecords:
     """Records in one object stream."""
 
-    def __init__(self, shelf: ObjectStream) -> None:
-        self._objects = shelf
+    def __init__(self, objects: ObjectStream) -> None:
+        self._objects = objects
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def close(self) -> None:

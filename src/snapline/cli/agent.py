@@ -58,10 +58,10 @@ def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
     return None if every else numbers
 
 
-def _end(display: Display, agent: str, told: "Sequence[DeadLetterResult]") -> None:
+def _end(display: Display, agent: str, results: "Sequence[DeadLetterResult]") -> None:
     import msgspec
 
-    rows = msgspec.to_builtins(told)
+    rows = msgspec.to_builtins(results)
     display.printer().result(document("SettledLetters", agent=agent, dead_letters=rows), _show)
     if any(row["outcome"] not in ("handled", "dropped") for row in rows):
         raise typer.Exit(PARTIAL)
@@ -114,9 +114,9 @@ def describe(connection: Connection, display: Display, agent: Agent) -> None:
     display.printer().result(description, _show_description)
 
 
-def _about(told: dict[str, object]) -> dict[str, object]:
+def _about(status: dict[str, object]) -> dict[str, object]:
     """Rename the field `kind`, because documents use that name for their own kind."""
-    return {"agent_kind" if name == "kind" else name: value for name, value in told.items()}
+    return {"agent_kind" if name == "kind" else name: value for name, value in status.items()}
 
 
 def _show_agent_state(result: Document, tables: DocumentTables) -> None:
@@ -194,10 +194,10 @@ def _snapshot(newest: object) -> str:
 
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-letters = typer.Typer(
+dead_letters = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
 )
-app.add_typer(letters, name="dead-letters")
+app.add_typer(dead_letters, name="dead-letters")
 
 NOTHING = "<0 bytes>"
 """Representation of an empty payload in documents."""
@@ -292,7 +292,7 @@ def _fields_of(text: str) -> object:
     return msgspec.Raw(raw)
 
 
-@letters.command("list")
+@dead_letters.command("list")
 @command
 def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
     """List the dead letters of all agents in a snapshot.
@@ -316,7 +316,7 @@ def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "la
     display.printer().result(result, _show_list)
 
 
-@letters.command("show")
+@dead_letters.command("show")
 @command
 def show_dead_letter(
     source: Source,
@@ -337,8 +337,8 @@ def show_dead_letter(
     display.printer().result(document("DeadLetter", epoch=snapshot_document.get("epoch"), **dead_letter), _show_one)
 
 
-letters.command("retry")(retry)
-letters.command("drop")(drop)
+dead_letters.command("retry")(retry)
+dead_letters.command("drop")(drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
@@ -355,8 +355,8 @@ def _total(agent: Document) -> int:
     return max(counted if isinstance(counted, int) else 0, len(rows_of(agent, "dead_letters")))
 
 
-def _row(agent: Document, number: int, letter: Document) -> dict[str, object]:
-    return {"agent": agent.get("agent"), "number": number, **letter}
+def _row(agent: Document, number: int, dead_letter: Document) -> dict[str, object]:
+    return {"agent": agent.get("agent"), "number": number, **dead_letter}
 
 
 def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) -> str:
@@ -419,12 +419,12 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
     tables.line(str(result.get("error", "")).rstrip())
 
 
-def _message(letter: Document) -> str:
+def _message(dead_letter: Document) -> str:
     """Return the text of the message that failed; the first turn of an agent has none."""
-    message = letter.get("message")
+    message = dead_letter.get("message")
     return "(on_start)" if message == NOTHING else show_message(message)
 
 
-def _reason(letter: Document) -> str:
+def _reason(dead_letter: Document) -> str:
     """Return the last line of the traceback."""
-    return last_line(str(letter.get("error", "")))
+    return last_line(str(dead_letter.get("error", "")))

@@ -210,10 +210,10 @@ def _run(
     printer.progress(f"seed {seed}: {', '.join(fault.kind for fault in drawn.fault) or 'no faults'}")
     began_s = time.monotonic()
 
-    def told(note: str) -> None:
+    def report(note: str) -> None:
         printer.progress(f"{time.monotonic() - began_s:6.1f} s  {note}")
 
-    result = asyncio.run(_carried_out(drawn, seed, place, checks, plan, told))
+    result = asyncio.run(_carried_out(drawn, seed, place, checks, plan, report))
     printer.progress(f"seed {seed}: {result.verdict}")
     if result.verdict == "pass":
         shutil.rmtree(place, ignore_errors=True)

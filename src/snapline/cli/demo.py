@@ -519,9 +519,9 @@ def _arrows(
 def _classified(bare: "Arrow", cut: Mapping[str, int], undone_ns: int, origin_ns: int) -> "Arrow":
     from msgspec.structs import replace
 
-    from snapline.diagrams.scene import beside
+    from snapline.diagrams.scene import state_at_cut
 
-    state = beside(cut, bare)
+    state = state_at_cut(cut, bare)
     if state == "ordinary" and cut.get(bare.sender, undone_ns) < (bare.sent or 0) < undone_ns:
         state = "undone"
     meaning = {"ordinary": "", "in-transit": "in transit"}.get(state, state)

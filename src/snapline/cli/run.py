@@ -120,11 +120,11 @@ def run(
         raise KeyboardInterrupt from None
     finally:
         progress.end()
-    letters = _dead_letters(folder, store, ending.epoch, progress)
-    display.printer().result(_result(ending, letters, folder, time.monotonic() - started_s), _show)
+    dead_letters = _dead_letters(folder, store, ending.epoch, progress)
+    display.printer().result(_result(ending, dead_letters, folder, time.monotonic() - started_s), _show)
     if ending.outcome != "stopped":
         raise typer.Exit(1)
-    if letters and fail_on_dead_letters:
+    if dead_letters and fail_on_dead_letters:
         raise typer.Exit(PARTIAL)
 
 

@@ -70,12 +70,12 @@ def compare(
     template = _comparable(scenario, arg, patterns)
     check_writable(svg)
     mtbf_s = seconds_of(mtbf, "--mtbf")
-    told: list[RunProgress] = []
+    shown: list[RunProgress] = []
 
     def tell(done: int, total: int) -> None:
-        if not told:
-            told.append(RunProgress(printer, total))
-        told[0].reached(done)
+        if not shown:
+            shown.append(RunProgress(printer, total))
+        shown[0].reached(done)
 
     comparison = _compare(
         template,
@@ -87,7 +87,7 @@ def compare(
         jobs=jobs,
         on_progress=tell,
     )
-    for progress in told:
+    for progress in shown:
         progress.end()
     if svg is not None:
         svg.write_text(figure(comparison), encoding="utf-8")

@@ -301,7 +301,7 @@ def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -
     return OfferError(reason, is_unsent=is_unsent, is_final=code in _FINAL)
 
 
-Told = TypeVar("Told")
+AnswerT = TypeVar("AnswerT")
 
 FIND_S_MAX = 2.0
 """Longest wait for the coordinator, which answers from memory: an election takes a second or two, and then it is asked again."""
@@ -344,15 +344,15 @@ async def ask_until_answered(
 
 
 async def ask_every_host(
-    coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[Told]
-) -> dict[str, Told | None]:
+    coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[AnswerT]
+) -> dict[str, AnswerT | None]:
     """Return the answer of each live host; None: no answer in time, or from an older release. Empty if the hosts are unknown."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
         return {}
 
-    async def ask(host: HostStatus) -> Told | None:
+    async def ask(host: HostStatus) -> AnswerT | None:
         try:
             reply = await hosts.show(host.host, host.address, encode_question(question(host.host)), ASK_S_MAX)
             return msgspec.json.decode(reply, type=kind)
@@ -361,7 +361,7 @@ async def ask_every_host(
 
     alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
     replies = await asyncio.gather(*[ask(host) for host in alive])
-    return {host.host: told for host, told in zip(alive, replies, strict=True)}
+    return {host.host: one for host, one in zip(alive, replies, strict=True)}
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:

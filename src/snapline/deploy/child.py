@@ -37,7 +37,7 @@ from typing import Self
 
 import msgspec
 
-from snapline.deploy.starting import begin, environment_of, leash, take_early_server
+from snapline.deploy.starting import begin, environment_of, parent_watch_command, take_early_server
 from snapline.folders import make_private
 
 FORKABLE = (sys.executable, "-m", "snapline")
@@ -293,7 +293,7 @@ class SpawnedProcess:
 
     def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [*leash(), *command],
+            [*parent_watch_command(), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -239,7 +239,7 @@ class RayLauncher:
     async def sweep(self) -> list[str]:
         """End all workers of this fleet, of any launcher; return the names of their processes."""
         workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != SUPERVISOR_NAME}
-        await asyncio.gather(*(self._end(seat) for seat in workers.values() if seat is not None))
+        await asyncio.gather(*(self._end(worker) for worker in workers.values() if worker is not None))
         self._workers.clear()
         return sorted(workers)
 
@@ -247,11 +247,11 @@ class RayLauncher:
         with contextlib.suppress(WorkerLostError):
             await answer(getattr(self._worker(handle.name), word).remote(msgspec.msgpack.encode(handle)))
 
-    async def _end(self, seat: Any) -> None:
+    async def _end(self, worker: Any) -> None:
         with contextlib.suppress(WorkerLostError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await answer(seat.close.remote())
-        self._cluster.end_actor(seat)
+                await answer(worker.close.remote())
+        self._cluster.end_actor(worker)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
         """Ask the worker how its process ended. If the worker is gone, so is the process."""

@@ -430,8 +430,8 @@ class SlurmLauncher:
         self._is_closed = True
         if self._flushing is not None:
             await asyncio.gather(self._flushing, return_exceptions=True)
-        await asyncio.gather(*(seat.close() for seat in self._workers.values()), return_exceptions=True)
-        if not any(seat.is_replaced for seat in self._workers.values()):
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()), return_exceptions=True)
+        if not any(worker.is_replaced for worker in self._workers.values()):
             await self.sweep()
 
     async def sweep(self) -> list[str]:
@@ -457,8 +457,8 @@ class SlurmLauncher:
         worker = self._workers.get(handle.name)
         return worker if worker is not None and worker.where == handle.where else None
 
-    def _forget(self, name: str, seat: LaunchAgentClient) -> None:
-        if self._workers.get(name) is seat:
+    def _forget(self, name: str, worker: LaunchAgentClient) -> None:
+        if self._workers.get(name) is worker:
             del self._workers[name]
 
     async def _worker(self, name: str, kind: Kind) -> LaunchAgentClient:

@@ -34,7 +34,7 @@ class StartedForkServer(NamedTuple):
 _early_servers: list[StartedForkServer] = []
 
 
-def leash() -> list[str]:
+def parent_watch_command() -> list[str]:
     """Return the command prefix that makes a child die with this process."""
     return [sys.executable, "-I", "-S", _PARENT_WATCH, str(os.getpid())]
 

@@ -48,7 +48,7 @@ class PastEvents:
         undone: undone stretches of lanes.
         fronts: cuts and recovery lines, in their order.
         known: agents in the order in which events name them.
-        _told: function that returns the time of a position as text.
+        _time_of: function that returns the time of a position as text.
         _events: by position.
         _undone_at: by position, the position of the recovery that undid the event; 0 if none did. No recovery that
             undoes an event is at 0.
@@ -59,11 +59,11 @@ class PastEvents:
         _sent: message → its last send. _messages: all messages, in send order.
     """
 
-    def __init__(self, told: Callable[[int], str]) -> None:
+    def __init__(self, time_of: Callable[[int], str]) -> None:
         self.undone: list[Band] = []
         self.fronts: list[Front] = []
         self.known: dict[str, None] = {}
-        self._time_of = told
+        self._time_of = time_of
         self._events: list[Event | Recovery | None] = []
         self._undone_at = array("q")
         self._histories: dict[str, list[int]] = {}
@@ -181,17 +181,17 @@ class PastEvents:
 
     def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
         """Return the state of a message, and why."""
-        beside: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
+        cuts_by_state: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
         for cut in cuts:
-            beside[self._state_at_cut(sent, cut)].append(cut.label)
+            cuts_by_state[self._state_at_cut(sent, cut)].append(cut.label)
         if sent.id in orphans:
             return "orphan", f"orphan: {orphans[sent.id]}"
-        if beside["orphan"]:
-            return "orphan", f"orphan of the {', '.join(beside['orphan'])}"
+        if cuts_by_state["orphan"]:
+            return "orphan", f"orphan of the {', '.join(cuts_by_state['orphan'])}"
         if sent.position is None:
             return "orphan", "received, but never sent"
-        if beside["in-transit"]:
-            return "in-transit", f"in transit in the {', '.join(beside['in-transit'])}"
+        if cuts_by_state["in-transit"]:
+            return "in-transit", f"in transit in the {', '.join(cuts_by_state['in-transit'])}"
         if self._undone_at[sent.position]:
             return "undone", "undone"
         return "ordinary", ""

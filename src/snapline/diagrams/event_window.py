@@ -247,7 +247,7 @@ class EventLog:
         shown = frozenset(each for each in self.shown(window))
         steps = self._steps(window.rows, lambda position: position in shown)
         return shiviz_log(
-            replace(step, words=self.told(int(step.words))) if step.is_counted else step for step in steps
+            replace(step, words=self.description_of(int(step.words))) if step.is_counted else step for step in steps
         )
 
     def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
@@ -294,7 +294,7 @@ class EventLog:
 
     # ---- texts ------------------------------------------------------------------------------------------------------
 
-    def told(self, position: int) -> str:
+    def description_of(self, position: int) -> str:
         """Describe an event."""
         traced = self.events[position]
         event = traced.event
@@ -506,7 +506,7 @@ class _Maker:
             is_chosen = self._chosen is not None and self._chosen.position == position
             if isinstance(event, Recovery) or (isinstance(event, CheckpointTaken) and not is_chosen):
                 continue
-            description = f"{self._event_log.told(position)}, {self._event_log.when(position)}"
+            description = f"{self._event_log.description_of(position)}, {self._event_log.when(position)}"
             is_past = self._chosen is not None and position in self._chosen.past
             yield EventDot(
                 self._row(position), column, str(position), description, is_chosen, is_past, self._href(position)
@@ -536,7 +536,7 @@ class _Maker:
     def _mark_words(self, mark: Mark, position: int) -> tuple[str, ...]:
         if self._window.rows == "agents":
             return mark.words
-        return (self._event_log.told(position), "the last of this host's agents", *mark.words[1:])
+        return (self._event_log.description_of(position), "the last of this host's agents", *mark.words[1:])
 
     def _messages(self, cuts: Sequence[Front]) -> Iterator[Arrow]:
         window = self._window
@@ -607,7 +607,7 @@ class _Maker:
                 yield replace(band, start=self._column(band.start), end=self._column(band.end))
         for position in self._shown:
             if isinstance(self._event_log.events[position].event, Recovery):
-                column, description = self._column(position), self._event_log.told(position)
+                column, description = self._column(position), self._event_log.description_of(position)
                 yield Band(column - 0.4, column + 0.4, "recovery", label=description)
 
     # ---- texts ------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class Scene(msgspec.Struct, frozen=True):
         return start <= self.last and end >= self.first
 
 
-def beside(cut: Mapping[str, Place], arrow: Arrow) -> State:
+def state_at_cut(cut: Mapping[str, Place], arrow: Arrow) -> State:
     """Return the state of a message for a cut; ordinary if the cut lacks one of its agents. An event at the place of a record is before it."""
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:

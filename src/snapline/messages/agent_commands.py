@@ -138,9 +138,9 @@ def is_effect_request(payload: bytes) -> bool:
     return payload.startswith(EFFECT_REQUEST_PREFIX)
 
 
-def effect_request_payload(wish: EffectRetry) -> bytes:
+def effect_request_payload(request: EffectRetry) -> bytes:
     """Return the request as the payload of an input."""
-    return EFFECT_REQUEST_PREFIX + msgspec.msgpack.encode(wish)
+    return EFFECT_REQUEST_PREFIX + msgspec.msgpack.encode(request)
 
 
 def read_effect_request(payload: bytes) -> EffectRetry:

@@ -306,8 +306,8 @@ def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 def _price_s(figures: RunningFigures) -> float:
     """Return the price. Under koo-toueg participants are blocked from their checkpoint until the round is decided."""
-    stands_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
-    return max(figures.price_s or 0.0, stands_s, COST_MIN_S)
+    blocked_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
+    return max(figures.price_s or 0.0, blocked_s, COST_MIN_S)
 
 
 def _share(figures: RunningFigures) -> float:

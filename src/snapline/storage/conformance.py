@@ -202,8 +202,8 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
     buffer = bytearray(b"a" * 1000)
     handle = disk.open_temporary("packs", temporary_name())
     try:
-        for letter in b"ab":
-            buffer[:] = bytes([letter]) * 1000
+        for byte in b"ab":
+            buffer[:] = bytes([byte]) * 1000
             disk.write(handle, [memoryview(buffer)])
         disk.link(handle, "packs/1")
     finally:
@@ -374,8 +374,8 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 def check_names(open_disk: OpenDisk, racers: int) -> None:
     """Check that every name made by `layout` is a separate file: case and length count."""
     disk = prepare(open_disk("a"), "packs")
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    names = [letters, letters.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    names = [alphabet, alphabet.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
     names += ["x" * 127, "x" * 128, "y" * 128, "0", "00", "9223372036854775807." + "0" * 32]
     for name in names:
         make_durable_directory(disk, f"packs/{name}")

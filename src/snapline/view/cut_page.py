@@ -145,7 +145,9 @@ def _title(cut: CutFacts) -> Markup:
 
 
 def _figures(cut: CutFacts) -> Markup:
-    timers, letters = (sum([len(getattr(each, name)) for each in cut.agents]) for name in ("timers", "dead_letters"))
+    timers, dead_letters = (
+        sum([len(getattr(each, name)) for each in cut.agents]) for name in ("timers", "dead_letters")
+    )
     turns = sum([each.durable_turn is not None for each in cut.agents])
     unborn = sum([each.is_unborn for each in cut.agents])
     busy = sum([bool(each.in_transit) for each in cut.channels])
@@ -159,7 +161,7 @@ def _figures(cut: CutFacts) -> Markup:
         ),
         ("Timers", count(timers), "that had not fired"),
         ("Durable turns", count(turns), "in their middle"),
-        ("Dead letters", count(letters), "the newest of each agent"),
+        ("Dead letters", count(dead_letters), "the newest of each agent"),
     )
     tiles = [
         tag("div", tag("dt", name), tag("dd", value), tag("dd", more, class_="more")) for name, value, more in figures
@@ -197,7 +199,7 @@ def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Mark
     rows = [_message(channel, message, shown) for channel, message in found[:ROWS_MAX]]
     counts = Counter((channel.sender, channel.receiver) for channel, _ in found)
     body = table(MESSAGE_COLUMNS, rows, label="Messages in transit")
-    aside = tag("span", _told(len(found), cut.channel_state_messages, "message"), class_="quiet", role="status")
+    aside = tag("span", _count_text(len(found), cut.channel_state_messages, "message"), class_="quiet", role="status")
     return section("transit", "In transit", cut_picture(counts), body, aside=aside)
 
 
@@ -231,7 +233,7 @@ def _value(value: object) -> Child:
     )
 
 
-def _told(found: int, total: int, what: str) -> str:
+def _count_text(found: int, total: int, what: str) -> str:
     summary = plural(total, what) if found == total else f"{found:,} of {plural(total, what)}"
     return summary if found <= ROWS_MAX else f"{summary}, the first {ROWS_MAX} are shown"
 
@@ -304,7 +306,7 @@ def _node(agent: str, x: float, y: float) -> Markup:
 
 
 def _agents(cut: CutFacts, found: Sequence[CutAgent]) -> Markup:
-    aside = tag("span", _told(len(found), len(cut.agents), "agent"), class_="quiet", role="status")
+    aside = tag("span", _count_text(len(found), len(cut.agents), "agent"), class_="quiet", role="status")
     cards = [_card(each, is_open=len(found) <= 8) for each in found[:ROWS_MAX]]
     return section("agents", "Agents", cards or tag("p", "No agent is found.", class_="quiet"), aside=aside)
 

@@ -226,7 +226,7 @@ def _figures(standing: Heard) -> Markup:
     facts = standing.facts or FleetStatus()
     alive = sum([host.state == "alive" for host in facts.hosts])
     expected = max(facts.hosts_expected, len(facts.hosts))
-    waiting, letters = facts.total("inputs_waiting"), facts.total("dead_letters")
+    waiting, dead_letters = facts.total("inputs_waiting"), facts.total("dead_letters")
     epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
     tiles = [
         _figure("Agents", count(facts.agents), f"on {alive:,} of {plural(expected, 'host')}"),
@@ -249,7 +249,9 @@ def _figures(standing: Heard) -> Markup:
             f"{facts.total('outputs_waiting'):,} outputs ({size(facts.total('output_bytes_waiting'))})",
         ),
         _figure("Parked", count(facts.total("parked")), f"{plural(facts.total('agents_full'), 'agent')} full"),
-        _figure("Dead letters", count(letters), "", tone=tone_of("agent", "dead letters") if letters else "plain"),
+        _figure(
+            "Dead letters", count(dead_letters), "", tone=tone_of("agent", "dead letters") if dead_letters else "plain"
+        ),
     ]
     return tag("dl", *tiles, id="figures", class_="figures")
 

@@ -322,7 +322,7 @@ class Redaction:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
-    def told(self, value: object) -> str:
+    def replacement_of(self, value: object) -> str:
         """Return the text that replaces the value."""
         data = msgspec.json.encode(msgspec.to_builtins(value, str_keys=True), order="deterministic")
         digest = hmac.new(self._key, data, hashlib.sha256).hexdigest()[:DIGITS]
@@ -357,10 +357,10 @@ class Redaction:
         ]
 
     def _text(self, text: str) -> str:
-        return self.told(text) if text else ""
+        return self.replacement_of(text) if text else ""
 
     def _agent(self, agent: CutAgent) -> CutAgent:
-        state = agent.state if agent.is_unborn or agent.state is None else self.told(agent.state)
+        state = agent.state if agent.is_unborn or agent.state is None else self.replacement_of(agent.state)
         turn = None if agent.durable_turn is None else self._item(agent.durable_turn)
         lists: dict[str, Sequence[Plain]] = {
             name: tuple(self._item(each) for each in getattr(agent, name))
@@ -371,15 +371,15 @@ class Redaction:
     def _item(self, item: Plain) -> Plain:
         kept = {name: item[name] for name in KEPT if name in item}
         rest = {name: value for name, value in item.items() if name not in kept}
-        return {**kept, "content": self.told(rest)} if rest else kept
+        return {**kept, "content": self.replacement_of(rest)} if rest else kept
 
     def _channel(self, channel: CutChannel) -> CutChannel:
-        messages = tuple(CutMessage(each.number, self.told(each.message)) for each in channel.in_transit)
+        messages = tuple(CutMessage(each.number, self.replacement_of(each.message)) for each in channel.in_transit)
         return msgspec.structs.replace(channel, in_transit=messages)
 
     def _outputs(self, newest: NewestOutputs) -> NewestOutputs:
         topics: dict[str, Sequence[Output]] = {
-            topic: tuple(msgspec.structs.replace(each, message=self.told(each.message)) for each in outputs)
+            topic: tuple(msgspec.structs.replace(each, message=self.replacement_of(each.message)) for each in outputs)
             for topic, outputs in newest.topics.items()
         }
         return msgspec.structs.replace(newest, topics=topics)

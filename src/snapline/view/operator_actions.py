@@ -98,7 +98,7 @@ class _Kept:
         self.task: asyncio.Task[ActionOutcome] | None = None
 
     @property
-    def is_underway(self) -> bool:
+    def is_running(self) -> bool:
         return self.task is not None and not self.task.done()
 
 
@@ -116,7 +116,7 @@ class Actions:
             UsageError: too many actions are in progress.
         """
         while len(self._kept) >= self._kept_max:
-            oldest = next((key for key, kept in self._kept.items() if not kept.is_underway), None)
+            oldest = next((key for key, kept in self._kept.items() if not kept.is_running), None)
             if oldest is None:
                 raise UsageError(f"{self._kept_max} actions are under way: wait for one")
             del self._kept[oldest]
@@ -144,7 +144,7 @@ class Actions:
         kept = self._find(session, key)
         if kept.task is None:
             raise UsageError("that was not confirmed: nothing has been done")
-        return kept.proposed, None if kept.is_underway else kept.task.result()
+        return kept.proposed, None if kept.is_running else kept.task.result()
 
     async def close(self) -> None:
         """Stop waiting. The fleet still carries out requested actions."""
@@ -440,16 +440,16 @@ class StoreActions:
     async def fork(self, facts: FleetStatus, query: Fields) -> ProposedAction:
         """Propose a new fleet out of a snapshot, next to this one."""
         chosen, about = await self._find(query)
-        beside = self._own_folder().absolute().parent
+        parent = self._own_folder().absolute().parent
         effects = [
             about,
-            f"A new fleet is made of it, in a new folder of {beside}; its store is a copy. This fleet is not changed, and may run on.",
+            f"A new fleet is made of it, in a new folder of {parent}; its store is a copy. This fleet is not changed, and may run on.",
             "It does not start automatically, and runs no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
         ]
 
         def do(fields: Fields) -> ActionOutcome:
             name = check_id(fields.get("name", ""), "fork")
-            folder = beside / name
+            folder = parent / name
             if name.startswith(".") or folder.exists():
                 raise UsageError(f"{folder} cannot be the folder of a fork, or is there already: choose another name")
             inputs: ForkInputs = "copy" if fields.get("inputs") == "copy" else "drop"
@@ -497,11 +497,11 @@ class StoreActions:
 
 
 def _proposed(
-    title: str, told: list[str], do: Callable[[Fields], ActionOutcome], fields: tuple[ActionField, ...] = ()
+    title: str, lines: list[str], do: Callable[[Fields], ActionOutcome], fields: tuple[ActionField, ...] = ()
 ) -> ProposedAction:
     """Return an action of blocking calls, which are made in a thread."""
 
     async def done(given: Fields) -> ActionOutcome:
         return await asyncio.to_thread(do, given)
 
-    return ProposedAction(title, title, tuple(told), done, ACT, fields)
+    return ProposedAction(title, title, tuple(lines), done, ACT, fields)

@@ -216,7 +216,7 @@ def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
         Partial("inputs", _inputs(facts.agents.agents, facts.targets)),
         Partial("effects", _effects(facts)),
         Partial("outputs", _outputs(facts)),
-        Partial("letters", _letters(facts.agents.agents, facts.targets)),
+        Partial("letters", _dead_letters(facts.agents.agents, facts.targets)),
     ]
 
 
@@ -228,7 +228,7 @@ def _figures(facts: WaitingFacts) -> Markup:
     turns = sum([bool(each.turn) for each in facts.agents.agents])
     stuck = sum([bool(each.problem) for each in facts.agents.agents])
     fates = Counter(each.fate for each in facts.effects)
-    letters = fleet.total("dead_letters")
+    dead_letters = fleet.total("dead_letters")
     tiles: tuple[tuple[str, str, str, Tone], ...] = (
         (
             "Durable turns",
@@ -249,7 +249,7 @@ def _figures(facts: WaitingFacts) -> Markup:
             f"need people: {fates['needs people']:,}",
             tone_of("effect", "needs people") if fates["needs people"] else "plain",
         ),
-        ("Dead letters", count(letters), "", tone_of("agent", "dead letters") if letters else "plain"),
+        ("Dead letters", count(dead_letters), "", tone_of("agent", "dead letters") if dead_letters else "plain"),
     )
     return tag("dl", [_figure(*tile) for tile in tiles], id="figures", class_="figures")
 
@@ -270,19 +270,19 @@ def _more(total: int) -> Markup | None:
     return tag("p", f"and {total - ROWS_MAX:,} more", class_="quiet") if total > ROWS_MAX else None
 
 
-def _nothing(told: str) -> Markup:
-    return tag("p", told, class_="quiet")
+def _nothing(text: str) -> Markup:
+    return tag("p", text, class_="quiet")
 
 
 # -- agents --------------------------------------------------------------------------------------------------------------
 
 
-def _turns(told: WaitingAgents, targets: Targets) -> Markup:
-    unfinished = sorted([x for x in told.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
+def _turns(waiting: WaitingAgents, targets: Targets) -> Markup:
+    unfinished = sorted([x for x in waiting.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
     rows = [_turn(each, targets) for each in unfinished[:ROWS_MAX]]
     body = table(TURN_COLUMNS, rows, label="Durable turns") if rows else _nothing("No durable turn is in its middle.")
-    silent = f"Not heard in time: {', '.join(told.silent_hosts)}." if told.silent_hosts else ""
-    omitted = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
+    silent = f"Not heard in time: {', '.join(waiting.silent_hosts)}." if waiting.silent_hosts else ""
+    omitted = f"Hosts have left out {plural(waiting.more, 'agent')} with which something waits." if waiting.more else ""
     strips = [tag("p", each, class_="strip warn") for each in (silent, omitted) if each]
     return section("turns", "Durable turns", strips, body, _more(len(unfinished)))
 
@@ -305,7 +305,7 @@ def _inputs(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
     return section("inputs", "Inputs", body, _more(len(waiting)))
 
 
-def _letters(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
+def _dead_letters(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
     receivers = sorted([x for x in agents if x.dead_letters], key=lambda each: -each.dead_letters)
     rows = [
         tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.dead_letters)) for x in receivers[:ROWS_MAX]

@@ -346,8 +346,8 @@ class _Walk:
         return entries
 
 
-def _is_document(name: str, beside: Collection[str]) -> bool:
-    return name == RESULT if RESULT in beside else name.endswith(".json")
+def _is_document(name: str, names: Collection[str]) -> bool:
+    return name == RESULT if RESULT in names else name.endswith(".json")
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:

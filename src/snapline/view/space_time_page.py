@@ -408,7 +408,7 @@ def _event(facts: SpaceFacts) -> Markup | None:
     rows.append(("vector clock", _clock(chosen, facts)))
     listed = tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows], class_="facts")
     aside = tag("span", _neighbours(facts, chosen.position), class_="moves")
-    return section("event", event_log.told(chosen.position), listed, aside=aside)
+    return section("event", event_log.description_of(chosen.position), listed, aside=aside)
 
 
 def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
@@ -514,7 +514,7 @@ def _events(facts: SpaceFacts) -> Markup:
             "li",
             tag("span", event_log.when(position), class_="quiet"),
             " ",
-            tag("a", event_log.told(position), href=replace(query, event=position).address(fragment="event")),
+            tag("a", event_log.description_of(position), href=replace(query, event=position).address(fragment="event")),
         )
         for position in shown[-LISTED_MAX:]
     ]

@@ -94,14 +94,14 @@ def _title(facts: FleetStatus) -> Text:
 def _figures(facts: FleetStatus, heard: Heard) -> list[Text]:
     alive = sum([host.state == "alive" for host in facts.hosts])
     epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
-    letters = facts.total("dead_letters")
+    dead_letters = facts.total("dead_letters")
     waiting = f"{plural(facts.total('inputs_waiting'), 'input')}, {plural(facts.total('outputs_waiting'), 'output')}"
     store = f"store {facts.store.state}{f': {facts.store.reason}' if facts.store.reason else ''}"
     last = _text(
         f"waiting: {waiting} ({size(facts.total('output_bytes_waiting'))})  parked {facts.total('parked'):,}  "
     )
     last.append(
-        plural(letters, "dead letter"), style=COLORS[tone_of("agent", "dead letters") if letters else "plain"]
+        plural(dead_letters, "dead letter"), style=COLORS[tone_of("agent", "dead letters") if dead_letters else "plain"]
     ).append(printable(f"  {store}"))
     return [
         _text(

@@ -439,7 +439,7 @@ def test_a_checkpoint_that_comes_late_does_not_replace_a_newer_one(tmp_path: Pat
         assert put(saver, 2, {"value": "old"}, parent=1) == thread("t", checkpoint=f"{2:08}")
         saver.put_writes(thread("t", checkpoint=f"{2:08}"), [("value", "old")], "task")
         assert everything(saver) == before and values_of(saver) == {"value": "new"}
-        assert not saver._shelf.entries(("t", "", f"{2:08}")), "its writes are not left behind"
+        assert not saver._objects.entries(("t", "", f"{2:08}")), "its writes are not left behind"
 
 
 DELETIONS: dict[str, Any] = {
@@ -486,14 +486,14 @@ async def test_a_cancelled_coroutine_ends_when_its_write_is_over(
     saver: SnaplineSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
-    commit = saver._shelf.commit
+    commit = saver._objects.commit
 
     def slowly(change: Any) -> None:
         begun.set()
         assert may_go_on.wait(20)
         commit(change)
 
-    monkeypatch.setattr(saver._shelf, "commit", slowly)
+    monkeypatch.setattr(saver._objects, "commit", slowly)
     made = checkpoint(1, {"value": "old"})
     writing = asyncio.create_task(saver.aput(thread(), made, {"step": 1}, made["channel_versions"]))
     await asyncio.to_thread(begun.wait, 20)

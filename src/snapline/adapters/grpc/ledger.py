@@ -213,14 +213,14 @@ class CallLedger:
 
     def finished_calls_for(self, target: str) -> Sequence[str]:
         """Return the ids that the next request to this target should carry. One request at a time has them; then call `confirm_finished` or `requeue_finished`."""
-        untold = self._unreported.get(target)
-        if not untold:
+        unreported = self._unreported.get(target)
+        if not unreported:
             return ()
-        if len(untold) <= FINISHED_IDS_PER_REQUEST_MAX:
+        if len(unreported) <= FINISHED_IDS_PER_REQUEST_MAX:
             del self._unreported[target]
-            return untold
-        self._unreported[target] = untold[FINISHED_IDS_PER_REQUEST_MAX:]
-        return untold[:FINISHED_IDS_PER_REQUEST_MAX]
+            return unreported
+        self._unreported[target] = unreported[FINISHED_IDS_PER_REQUEST_MAX:]
+        return unreported[:FINISHED_IDS_PER_REQUEST_MAX]
 
     def confirm_finished(self, target: str, ids: Iterable[str]) -> None:
         """Remove these ids: a request that carried them was answered."""

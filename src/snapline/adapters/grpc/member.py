@@ -162,9 +162,9 @@ class EmbeddedHost(Host):
         self._frames.drop(peer)
         self._driver.closed(peer, error)
 
-    def tell(self, told: ev.ExternalSends) -> None:
+    def tell(self, sends: ev.ExternalSends) -> None:
         """Send messages to other agents at once."""
-        self._feed(told)
+        self._feed(sends)
 
     def _feed(self, event: ev.Heard) -> None:
         """Feed an event. Its effects, such as turns, are not part of the handler that caused it."""

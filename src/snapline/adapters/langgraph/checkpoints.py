@@ -154,8 +154,8 @@ class References:
 class ValueCodec:
     """Encodes values as objects, and decodes them. Threads may share it."""
 
-    def __init__(self, shelf: ObjectStream) -> None:
-        self._objects = shelf
+    def __init__(self, objects: ObjectStream) -> None:
+        self._objects = objects
         self._lists: RecentValues[KnownList] = RecentValues(RECENT_LISTS)
 
     def save(self, serde: SerializerProtocol, value: Any, change: Change, base: SavedValue | None = None) -> SavedValue:
@@ -386,41 +386,41 @@ class MetadataReader(Protocol):
         """Return metadata, parent and channels of the checkpoint in this object; raise NotFoundError if it was deleted."""
 
 
-def forget_thread(shelf: ObjectStream, change: Change, thread: str) -> str:
+def forget_thread(objects: ObjectStream, change: Change, thread: str) -> str:
     """Delete all data of a thread. Return its newest checkpoint; "" if it has none."""
     newest = ""
-    for path in shelf.paths(thread):
-        names = shelf.entries(path)
+    for path in objects.paths(thread):
+        names = objects.entries(path)
         newest = max(newest, *names, "") if len(path) == 2 else newest
         _forget_names(change, path, names)
     return newest
 
 
-def forget(shelf: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
+def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
     """Delete the checkpoints of a namespace that are not in `kept`, with their writes; also writes for older checkpoints that were never saved."""
-    names = shelf.entries(path)
+    names = objects.entries(path)
     deleted = [name for name in names if name not in kept]
     _forget_names(change, path, deleted)
     for name in deleted:
-        _forget_names(change, (*path, name), shelf.entries((*path, name)))
+        _forget_names(change, (*path, name), objects.entries((*path, name)))
 
 
-def keep_latest(reader: MetadataReader, shelf: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
+def keep_latest(reader: MetadataReader, objects: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
     """Delete all but the latest checkpoint of each namespace and the ancestors it is built from. Return the latest ones."""
     latest: dict[Path, str] = {}
-    for path in shelf.paths(thread):
-        names = shelf.entries(path)
+    for path in objects.paths(thread):
+        names = objects.entries(path)
         if len(path) == 2 and names:
             latest[path] = max(names)
             kept = {latest[path]}
-            forget(shelf, change, path, kept | _ancestors(reader, names, kept))
-    _forget_orphans(shelf, change, thread)
+            forget(objects, change, path, kept | _ancestors(reader, names, kept))
+    _forget_orphans(objects, change, thread)
     return latest
 
 
 def newest(
     reader: MetadataReader,
-    shelf: ObjectStream,
+    objects: ObjectStream,
     place: CheckpointPlace,
     added: str,
     metadata: CheckpointMetadata,
@@ -428,7 +428,7 @@ def newest(
     keep_last: int,
 ) -> set[str]:
     """Return the checkpoints that remain when `added` is saved: the newest, and those they are built from. `added` may be older than all of them."""
-    names = shelf.entries(place.path)
+    names = objects.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])
     if added not in kept or not metadata.get(DELTA_COUNTERS):
         return kept | _ancestors(reader, names, kept - {added})
@@ -436,18 +436,18 @@ def newest(
     return kept | set(_walk(reader, names, place.checkpoint, needed)) | _ancestors(reader, names, kept - {added})
 
 
-def forget_runs(reader: MetadataReader, shelf: ObjectStream, change: Change, runs: Collection[str]) -> None:
+def forget_runs(reader: MetadataReader, objects: ObjectStream, change: Change, runs: Collection[str]) -> None:
     """Delete the checkpoints of these runs; raise UsageError if a remaining one is built from them."""
-    for thread in shelf.first_words():
-        for path in shelf.paths(thread):
+    for thread in objects.first_words():
+        for path in objects.paths(thread):
             if len(path) == 2:
-                _forget_runs_in(reader, shelf, change, path, runs)
+                _forget_runs_in(reader, objects, change, path, runs)
 
 
 def _forget_runs_in(
-    reader: MetadataReader, shelf: ObjectStream, change: Change, path: Path, runs: Collection[str]
+    reader: MetadataReader, objects: ObjectStream, change: Change, path: Path, runs: Collection[str]
 ) -> None:
-    names = shelf.entries(path)
+    names = objects.entries(path)
     deleted = set()
     for name, digest in names.items():
         try:
@@ -462,7 +462,7 @@ def _forget_runs_in(
                 f"thread {path[0]!r} has a DeltaChannel whose value is made of {len(needed)} checkpoints of these runs: "
                 "delete the thread, or all of its runs"
             )
-        forget(shelf, change, path, names.keys() - deleted)
+        forget(objects, change, path, names.keys() - deleted)
 
 
 def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
@@ -470,13 +470,13 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
         change.name(path, name, None)
 
 
-def _forget_orphans(shelf: ObjectStream, change: Change, thread: str) -> None:
+def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
     """Delete writes for missing checkpoints older than the newest: these were lost in a crash, or deleted."""
-    for path in shelf.paths(thread):
+    for path in objects.paths(thread):
         if len(path) == 3:
-            names = shelf.entries(path[:2])
+            names = objects.entries(path[:2])
             if path[2] not in names and path[2] < max(names, default=""):
-                _forget_names(change, path, shelf.entries(path))
+                _forget_names(change, path, objects.entries(path))
 
 
 def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection[str]) -> set[str]:

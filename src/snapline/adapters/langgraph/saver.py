@@ -137,12 +137,12 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     """
 
     def __init__(
-        self, shelf: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
+        self, objects: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
     ) -> None:
         """Use `open` unless you have an object stream of your own."""
         super().__init__(serde=serde)
-        self._objects = shelf
-        self._codec = ValueCodec(shelf)
+        self._objects = objects
+        self._codec = ValueCodec(objects)
         self._recent: RecentValues[Channels] = RecentValues(RECENT_CHECKPOINTS)
         self._keep_last = keep_last
         self._late = LateWrites()

@@ -130,8 +130,8 @@ def _reading_of(dtype: str) -> _Reading | None:
     if kind == "U":
         encoding = "utf-32-be" if order == ">" else "utf-32-le"
         return _Reading(size * CHARACTER_BYTES, lambda data: data.decode(encoding, "replace").rstrip("\0"))
-    letters = _LETTERS.get(f"{kind}{size}")
-    return None if letters is None else _numbers((">" if order == ">" else "<") + letters)
+    code = _LETTERS.get(f"{kind}{size}")
+    return None if code is None else _numbers((">" if order == ">" else "<") + code)
 
 
 def _numbers(layout: str) -> _Reading:

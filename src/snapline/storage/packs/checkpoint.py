@@ -29,7 +29,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
         ended_ns: wall-clock time of its host in nanoseconds since 1970.
         is_orphan: its turn has failed permanently and no later turn has adopted it: it may be compensated.
         name, undo, undo_arguments: as in `MadeEffect`; empty if it cannot be compensated.
-        letter: of an orphan, the number of its turn's dead letter; 0 if unknown.
+        dead_letter: of an orphan, the number of its turn's dead letter; 0 if unknown.
         late_s: of a failed effect, how long its last call may still have been running when it ended.
     """
 
@@ -44,7 +44,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     name: str = ""
     undo: str = ""
     undo_arguments: list[bytes] = []
-    letter: int = 0
+    dead_letter: int = 0
     late_s: float = 0.0
 
 

@@ -354,7 +354,7 @@ class TurnRunner:
         agent_object.state = state
         segment = {"items": turn.take_items(is_over=True), "is_over": True, "state": state, "answer": answer}
         turn.close()
-        return self._ended(segment if error is None else {**segment, **self._told(error, begun)}, begun)
+        return self._ended(segment if error is None else {**segment, **self._error_frame(error, begun)}, begun)
 
     def _ended(self, segment: Frame, begun: Frame) -> Frame:
         waiting = self.heard.get(begun["id"])
@@ -363,7 +363,7 @@ class TurnRunner:
             waiting.set_result({"value": error or segment["answer"], "is_error": error is not None})
         return segment
 
-    def _told(self, error: BaseException, begun: Frame) -> Frame:
+    def _error_frame(self, error: BaseException, begun: Frame) -> Frame:
         if begun["topic"]:
             self.unhandled = self.unhandled or error
         elif self.tokens is not None and begun["id"] in self.tokens:
@@ -373,7 +373,7 @@ class TurnRunner:
 
     def _failed(self, error: BaseException, begun: Frame) -> Frame:
         """Return the segment of a failed turn, which leaves its agent unchanged."""
-        failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._told(error, begun)}
+        failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._error_frame(error, begun)}
         return self._ended(failed, begun)
 
     async def _answer(self, found: Any, begun: Frame) -> Any:
