@@ -48,7 +48,7 @@ PROPOSE_S, AGAIN_S = 10.0, 0.1
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
 HOST_RPC_RULES = {
-    rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if door.changes_state and "v1.Inputs/" in rpc
+    rpc.rpartition("/")[2]: rule for rpc, rule in RPC_RULES.items() if rule.changes_state and "v1.Inputs/" in rpc
 }
 """RPCs of users to hosts that change something."""
 

@@ -39,18 +39,18 @@ class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """Stage: collecting `reports`, by host. `told`: base of relative reports. `asked_again`: hosts whose reports were incomplete."""
+    """Stage: collecting `reports`, by host. `reported`: base of relative reports. `asked_again`: hosts whose reports were incomplete."""
 
     reports: dict[str, EpochReport] = {}
-    told: ReportedChannels | None = None
+    reported: ReportedChannels | None = None
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
         """Take a report; return whether it is the first of this host.
 
-        A relative report is ignored if its base is not `told`: it was relative to another leader's epoch, or has been requested again.
+        A relative report is ignored if its base is not `reported`: it was relative to another leader's epoch, or has been requested again.
         """
-        if report.since and (self.told is None or report.since != self.told.epoch):
+        if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False
         is_first = host not in self.reports  # a report repeated on a new stream does not count as later
         self.reports[host] = report

@@ -73,7 +73,7 @@ class Coordinated:
             else None
         )
         self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, base))
-        return Collecting(told=base)
+        return Collecting(reported=base)
 
     def _begin(self, epoch: int, hosts: Sequence[str], reported: ReportedChannels | None) -> BeginEpoch:
         state = self._shared.state
@@ -98,7 +98,7 @@ class Coordinated:
         plan = self._shared.state.plan
         assert plan is not None, "an epoch is open without a plan"
         reports = {host: stage.reports[host] for host in entry.hosts}
-        verdict = judge(self._shared.state, plan, entry.epoch, reports, stage.told)
+        verdict = judge(self._shared.state, plan, entry.epoch, reports, stage.reported)
         if verdict.is_open:
             self._ask_again(entry, stage)
             return
@@ -109,12 +109,12 @@ class Coordinated:
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
         entry.stage = StoringManifest(manifest)
-        self._reported_channels = verdict.told
+        self._reported_channels = verdict.reported
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
         """Request full reports from the hosts that have left channels out."""
-        stage.told = None
+        stage.reported = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
         self._shared.send(self._host_sessions.sessions_of(sorted(stage.asked_again)), begin)
@@ -163,7 +163,7 @@ class Coordinated:
 
 
 def _reported_channels_in(stage: Stage) -> ReportedChannels | None:
-    return stage.told if isinstance(stage, Collecting) else None
+    return stage.reported if isinstance(stage, Collecting) else None
 
 
 SHOWN_MAX = 5
@@ -178,14 +178,14 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         problem: why the epoch must be aborted.
         is_alarm: the protocol was violated, which no crash or timeout explains.
         is_open: full reports are needed instead of relative ones.
-        told: channels that later reports may be relative to.
+        reported: channels that later reports may be relative to.
     """
 
     manifest: WriteManifest | None = None
     problem: str = ""
     is_alarm: bool = False
     is_open: bool = False
-    told: ReportedChannels | None = None
+    reported: ReportedChannels | None = None
 
 
 def judge(
@@ -228,7 +228,7 @@ def judge(
             return verdict
         lines = _drop_unreferenced_unborn(members, lines, columns)
         channels = [(sender, receiver) for sender, entry in columns.items() for receiver in entry.sent]
-    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), told=reported)
+    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), reported=reported)
 
 
 def _find_reported_channels(
