@@ -1,19 +1,21 @@
-"""Execution of a scenario's faults: they begin and end on the executor's clock, and finally everything is healed.
+"""Execution of a scenario's faults: each fault begins and ends on the executor's clock, and finally everything is
+healed.
 
 Theory of operation
 -------------------
-Each kind of fault has one method that begins it. Its target is drawn at that moment, by choices with the fault's index in the
-scenario as key, so that removing one fault does not reshuffle the others.
+Each kind of fault has one method that begins it. The fault's target is drawn at that moment, by choices whose key is the fault's index in
+the scenario. So removing one fault does not change the draws of the others.
 
-*Conditions.* Faults overlap: two partitions may cut one pair, or two crashes hit one host. So a fault never ends a condition of a
-node or link. It ends *its part* of the condition, which holds while any part is left. For a condition with a value, the worst part
-counts: the lowest speed, the highest loss, the sum of all skews, the latest delay. Invariant: the executor's state follows from the
-parts, except for its own actions, such as restarts of nodes killed at a failpoint.
+*Conditions.* Faults overlap: two partitions may cut the same pair of nodes, or two crashes may hit one host. So a fault never ends a
+condition of a node or link. The fault ends only *its part* of the condition, which holds while any part is left. For a condition with a
+value, the parts combine to the worst value: the lowest speed, the highest loss, the sum of all skews, the latest delay. Invariant: the
+executor's state follows from the parts, except for the executor's own actions, such as restarts of nodes killed at a failpoint.
 
-*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a
-partition splits the fleet, the coordinator, or separates the two. Every order comes from choices; all zeros give the order of names.
+*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Hosts and coordinators are both nodes, so a partition
+may split the fleet, split the coordinator, or separate the two. Every order comes from choices; if all choices are zero, nodes are in the
+order of their names.
 
-*Healing.* After the last end, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
+*Healing.* After the end of the last fault, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,10 +51,10 @@ from snapline.sim.result import ARMED, ExecutedFault
 from snapline.sim.scenario import NetworkPart, Scenario, joining_hosts
 
 Condition = tuple[str, ...]
-"""A condition and its nodes, such as ("block", "h1", "c1")."""
+"""Kind of a condition and the nodes that it affects, such as ("block", "h1", "c1")."""
 
 Part = tuple[int, ...]
-"""Contribution of one fault to a condition: numbers, or () for a condition without a value."""
+"""Contribution of one fault to a condition: a tuple of numbers, or () if the condition has no value."""
 
 _DISK_MODES: dict[str, DiskMode] = {
     "eio": "eio",
@@ -70,11 +72,12 @@ class Conditions:
     """Conditions caused by all active faults.
 
     Attributes:
-        _parts: condition → parts of its faults; a condition without parts is absent.
+        _parts: maps each condition to the parts of its faults; a condition without parts is absent.
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """`absent_hosts` join later, and count as down until `relieve`: no restart starts them earlier."""
+        """Hosts in `absent_hosts` join later and count as down until `relieve` is called, so that no restart starts
+        them earlier."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -86,7 +89,7 @@ class Conditions:
             self._settle(condition)
 
     def relieve(self, condition: Condition, part: Part = ()) -> None:
-        """End one part; the executor is called if that changes the condition."""
+        """End one part of a condition, and change the executor's state if that changes the condition."""
         parts = self._parts[condition]
         parts.remove(part)
         if not parts:
@@ -95,14 +98,15 @@ class Conditions:
             self._settle(condition)
 
     def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
-        """Add a part for `lasts_ns` (None: no end), and return the time of its end; 0 without one."""
+        """Add a part for `lasts_ns` (None means forever), and return the time at which it ends; 0 if it never ends."""
         listed = list(conditions)
         for condition in listed:
             self.worsen(condition, part)
         return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Act as `worsen_for` for a node: nodes go down in several ways (`how`), and return in one."""
+        """Take nodes down as `worsen_for` does; `how` is the way in which they go down, and all return in the same
+        way."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -120,7 +124,7 @@ class Conditions:
         return until_ns
 
     def _settle(self, condition: Condition) -> None:
-        """Apply the condition's parts to the executor."""
+        """Make the executor's state match the parts of this condition."""
         executor = self._executor
         parts = self._parts.get(condition, [])
         match condition:
@@ -160,7 +164,8 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set a disk mode. When a part ends, nodes with another part for them or for all nodes ("") keep the mode."""
+        """Set or clear a disk mode. A node keeps the mode while another part sets it for that node or for all nodes
+        ("")."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):
@@ -168,7 +173,7 @@ class Conditions:
 
 
 Pair = tuple[str, str]
-"""Sender and receiver."""
+"""Sender and receiver of a directed pair."""
 
 
 def shuffled(nodes: Sequence[str], choices: Choices, index: int, what: str) -> list[str]:
@@ -182,7 +187,7 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Return all pairs between the isolated nodes and the others; pairs with an isolated sender come first."""
+    """Return all pairs between isolated nodes and other nodes; pairs with an isolated sender come first."""
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -190,7 +195,8 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
-    """Return the pairs that a shape cuts in an order of nodes, in both directions; none if there are too few."""
+    """Return the pairs that a partition shape cuts, in both directions, for nodes in this order; none if there are too
+    few nodes."""
     count = len(order)
     match shape:
         case "one":
@@ -211,7 +217,8 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return one direction of each pair that is cut in both: the first one listed, or for `way` 1 the other."""
+    """Return one direction of each pair that is cut in both directions: the first one listed, or the other one if `way`
+    is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -220,7 +227,7 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
-    """Return the pairs to cut so that each node sees its nearest neighbours on both sides: a different majority for each node."""
+    """Return the pairs to cut so that each node reaches only its nearest neighbours on both sides, a different majority for each node."""
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [
@@ -232,10 +239,11 @@ def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
 
 
 FLIP_TRIES = 10
-"""Number of tries during a bit-flip fault: a second epoch completes within a tenth of its time, or never."""
+"""Number of attempts to flip a bit during one fault: a second epoch completes within a tenth of the fault's time, or
+never."""
 
 _BIT_PICKS = 1 << 30
-"""More than the number of bits of any file; the executor takes the remainder."""
+"""A number above the number of bits of any file; the executor reduces draws modulo the file's number of bits."""
 
 _HANGING_TEXTS: Mapping[HangingCall, str] = {
     "store": "has a store that does not answer",
@@ -244,20 +252,21 @@ _HANGING_TEXTS: Mapping[HangingCall, str] = {
 }
 
 _PAIRS_LISTED = 6
-"""Largest number of pairs listed in a note; further ones are only counted."""
+"""Maximum number of pairs that a note lists; the rest is only counted."""
 
 
 def schedule(scenario: Scenario, executor: Executor) -> int:
     """Schedule every fault on the executor's clock, and return the end of the last one in ns.
 
-    Faults that wait at a failpoint may happen until `run.until`. The caller calls `heal` at the returned time or later.
+    Faults that wait at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or
+    later.
     """
     plan = Schedule(scenario, executor)
     return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
 
 
 def heal(executor: Executor) -> None:
-    """Restore network, disks, clocks, hosts and coordinators; damaged bytes stay damaged."""
+    """Restore network, disks, clocks, hosts and coordinators. Damaged bytes of files stay damaged."""
     executor.disarm_failpoints()
     executor.reset_network()
     executor.clear_disks()
@@ -277,8 +286,8 @@ class Schedule:
     """The faults of one run.
 
     Attributes:
-        _joiners: hosts that join later, by the index of their fault in the scenario.
-        _initial: hosts at the start; unnamed targets are drawn from these.
+        _joiners: names of hosts that join later, by the index of their fault in the scenario.
+        _initial: hosts at the start of the run; targets that the scenario does not name are drawn from these.
     """
 
     def __init__(self, scenario: Scenario, executor: Executor) -> None:
@@ -321,7 +330,7 @@ class Schedule:
                 raise AssertionError(f"no word {word}")
 
     def _arm(self, index: int, word: Word) -> None:
-        """Arm the failpoint: the node that reaches it is killed, paused, reset, or gets an error."""
+        """Arm a failpoint: the node that reaches the failpoint is killed, paused or reset, or gets an error."""
         action: FailpointAction
         match word:
             case CrashFault():
@@ -385,7 +394,8 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Cut nodes off in the first half of the time, and reconnect them in the second half in another order."""
+        """Cut nodes off during the first half of the fault, and reconnect them during the second half in another
+        order."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -514,7 +524,7 @@ class Schedule:
         return self._executor.leader() or self._draw(index, "node", self._executor.coordinators)
 
     def _nodes(self) -> tuple[str, ...]:
-        """Return all nodes that are in the network, or may join before the fault is over."""
+        """Return all nodes that are in the network or may join before the fault ends."""
         return self._executor.hosts + self._executor.coordinators
 
     def _named_or_all(self, word: PathFault) -> list[Pair]:
@@ -523,7 +533,7 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """Return one pair in one direction; none if there is only one node."""
+        """Return one directed pair of nodes; none if there is only one node."""
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -556,7 +566,7 @@ def _listed_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
-    """Yield joining hosts by fault; unnamed ones take the remaining names, in order."""
+    """Yield each joining host with the index of its fault; unnamed hosts get the remaining names, in order."""
     members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
     joins = [(index, word.host) for index, word in members if word.kind == "join"]
     named = [host for _, host in joins if host]
@@ -568,7 +578,7 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 def check_budget(scenario: Scenario) -> None:
     """Check that faults stay within the fault budget of the guarantees, unless the scenario says "beyond".
 
-    Every drawn target counts as a distinct node.
+    Every drawn target counts as a separate node.
 
     Raises:
         UsageError: the faults exceed the budget; the message says what to change.
@@ -597,12 +607,12 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _count_lost(lost: Sequence[str]) -> int:
-    """Count each name once, and "" each time."""
+    """Return the number of lost nodes: each name counts once, and each "" counts once more."""
     return len({name for name in lost if name}) + sum(not name for name in lost)
 
 
 def _hosts_lost(word: Word, hosts: int) -> list[str]:
-    """Return the initial hosts that never restart by themselves; "" is any host."""
+    """Return the initial hosts that never restart by themselves; "" stands for an arbitrary host."""
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -615,7 +625,8 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
-    """Return the coordinators that never restart; "" is any coordinator, since one may reach a failpoint."""
+    """Return the coordinators that never restart; "" stands for an arbitrary one, since any coordinator may reach a
+    failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]
@@ -628,7 +639,7 @@ def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
 
 
 def describe_faults() -> list[tuple[str, str, str]]:
-    """Return (class, fault kind with its choices, description) of every fault, for display."""
+    """Return class, fault kind with its choices, and description of every fault, for display."""
     return list(DESCRIPTIONS)
 
 
@@ -685,4 +696,4 @@ DESCRIPTIONS = (
     ("membership", "membership: leave", "a host says goodbye and ends"),
     ("membership", "membership: join", "a new host comes"),
 )
-"""Descriptions of every fault kind, with every shape, mode and variant."""
+"""Description of every fault kind, with all its shapes, modes and variants."""

@@ -2,52 +2,54 @@
 
 Theory of operation
 -------------------
-Three things define a failing run: scenario, seed, and the choices that are not benign. Each *step* tries simpler candidates
-and keeps one if its run still fails with the same oracle. Candidates that pass or fail otherwise are dropped. So the shrinker
-needs no knowledge of the bug, and every kept state was seen to fail.
+Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries simpler candidates and
+keeps a candidate if its run still fails with the same oracle. Candidates that pass or fail otherwise are dropped. So the shrinker needs no
+knowledge of the bug, and every kept state was seen to fail.
 
-1. Benign choices: all choices benign, or all but those of one stream. If that loses the bug, the same with other speeds of
-   messages and checkpoints. Most bugs show up here, and then the later steps are quick, because few choices are left.
-2. Faults, by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the list. They are
-   renumbered with it, so that removing a fault does not change the draws of the others.
-3. The fleet: agents, messages, payload, hosts and coordinators, smallest values first, then by bisection. Few messages may
-   all be handled before the first checkpoint or fault, so they are also tried with proportionally earlier checkpoints and
-   faults.
-4. Speeds: slower messages, earlier or later checkpoints, if that reduces the events before the bug.
-5. Times: the end of the run, and start and duration of faults.
-6. Minimal delays of network and store, if nothing else grows.
-7. Choices to 0: whole streams, then delta debugging over the rest, then their values towards 1.
+1. Benign choices: make all choices benign, or all choices except those of one stream. If that loses the bug, try the same with other
+    message delays and checkpoint intervals. Most bugs still occur after this step, and the later steps are then quick, because few choices
+    are left.
+2. Faults: remove faults by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the
+   list. The keys are renumbered with the list, so that removing a fault does not change the draws of the others.
+3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, then bisection. A small number
+    of messages may be handled before the first checkpoint or fault, so each reduction is also tried with proportionally earlier checkpoints
+    and faults.
+4. Speeds: try slower messages and earlier or later checkpoints, if that reduces the number of events before the bug.
+5. Times: reduce the end of the run, and the start and duration of faults.
+6. Delays: use the minimal delays of network and store, if nothing else grows.
+7. Choices to 0: set whole streams to 0, then use delta debugging over the rest, then lower the remaining values towards
+   1.
 
-The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored; new situations get
-the benign choice. Removing an agent or half of the messages often moves the bug to another interleaving. So in the first
-round, a candidate is also tried with fresh choices of this seed and a few others, in the streams that have choices; it is
-kept if the size does not grow. The steps repeat until nothing changes or the time is over. The result is verified once more
-from the written text.
+The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored; new situations get the benign
+choice. Removing an agent or half of the messages often moves the bug to another interleaving. So in the first round, a candidate is also
+tried with fresh choices, drawn from this seed and from a few others, in the streams that have choices. Such a candidate is kept if its size
+does not grow. The steps repeat until nothing changes or the time limit is reached. Finally, the result is verified by running the scenario
+as parsed from its text.
 
-A candidate for a violation may take only a few times the events of the state that it comes from. A passing candidate would
-otherwise run to its end, which takes a hundred times as long.
+If the bug is a violation, a candidate's events are limited to a small multiple of the events of the state that it comes from. A passing
+candidate would otherwise run to its end, which takes a hundred times as long.
 
 The size of a state is the number of its non-benign choices, faults and consumed messages.
 
-Delta debugging (`ddmin`) is Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input", 2002). It leaves out as
-much of a list as possible while a test still fails:
+Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying and isolating failure-inducing input", 2002). The algorithm
+removes as many items of a list as possible while a test still fails:
 
 1. Split the list into n parts.
 2. If one part alone fails, continue with it.
 3. Otherwise, if all parts but one fail, continue with those.
 4. Otherwise use twice as many parts, until each holds one item.
 
-The result is *1-minimal*: leaving out any single item makes the test pass. A smaller failing list may exist. The number of
-tests is a small multiple of log₂ of the length for a single culprit, and at most quadratic if nothing can be left out.
-Departure: a failing test may report that it never used some of the items. Those are left out at once. `lowest` does the same
-for a number: it finds a smaller one that still fails. Times change in whole milliseconds.
+The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. The number of tests is a small
+multiple of log₂ of the length for a single culprit, and at most quadratic if no item can be removed. Departure: a failing test may report
+items that it never used. Those are removed at once. `lowest` reduces a number in a similar way: the function finds a smaller number that
+still fails. Times change in whole milliseconds.
 
-`render` makes the files of a shrunk bug for the developer who fixes it:
+`render` produces the files of a shrunk bug for the developer who fixes it:
 
     <name>.toml        the scenario, for `snapline sim run`
     choices.json       the choices that are not benign, for `snapline sim replay`
     test_<name>.py     fails while the bug exists; keep it as a regression test
-    steps.txt          removed parts and remaining ones: faults, choices, entries of the journal
+    steps.txt          removed parts and remaining parts: faults, choices, entries of the journal
 """
 
 import re
@@ -76,8 +78,8 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
     """Return a 1-minimal part of `items`, in their order.
 
     Args:
-        items: a list that is known to fail.
-        needed: test of a list; returns None if it passes, else the items that the test used, in order.
+        items: a list for which the test is known to fail.
+        needed: the test; returns None if the list passes, else the items that the failing test used, in order.
     """
     kept = list(items)
     parts = 2
@@ -97,7 +99,7 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
 
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
-    """Return the needed items of one chunk, or of all others; and whether it was one chunk."""
+    """Return the needed items of one chunk or of one complement, and whether a single chunk sufficed."""
     for chunk in chunks:
         needed_items = needed(chunk)
         if needed_items is not None:
@@ -112,7 +114,8 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Search for a lower value that works: the first of `least`, +1, +2, +4 …, then by bisection below it.
+    """Return a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that
+    works.
 
     Args:
         value: a value that is known to work.
@@ -133,7 +136,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
 
 
 def doubling_steps(least: int, value: int) -> Iterator[int]:
-    """Yield values below `value`: `least`, +1, +2, +4 …"""
+    """Yield the values below `value` in this order: `least`, then `least` +1, +2, +4 …"""
     step = 0
     while least + step < value:
         yield least + step
@@ -146,11 +149,11 @@ MS = 10**6
 """One millisecond in nanoseconds; times are reduced in whole milliseconds."""
 
 TIMES = ("at", "lasts", "restart_after", "back_after", "every")
-"""Fields of fault words that hold times or durations."""
+"""Fields of faults that hold times or durations."""
 
 
 class FreshChoices(RandomChoices):
-    """Random choices of a seed in some streams, and benign ones in all others."""
+    """Choices that are drawn from a seed in some streams, and benign in all other streams."""
 
     def __init__(self, seed: int, streams: Collection[str]) -> None:
         super().__init__(seed, is_recording=True)
@@ -161,13 +164,13 @@ class FreshChoices(RandomChoices):
 
 
 def duration_of(fault: FaultPart, field: str) -> int:
-    """Return a field of a fault in nanoseconds; 0 if the fault has no such field or it is empty."""
+    """Return a duration field of a fault in nanoseconds; 0 if the fault has no such field or the field is empty."""
     text = getattr(fault.word, field, "")
     return duration_ns(text) if isinstance(text, str) and text else 0
 
 
 def is_valid(scenario: Scenario) -> bool:
-    """Return whether the scenario could be read from a file."""
+    """Return whether the scenario is valid, so that it could be read from a file."""
     try:
         parse_scenario(format_scenario(scenario), source="a candidate")
     except UsageError:
@@ -184,7 +187,7 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
 
 
 def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
-    """Return the scenario with changed fields in a section such as "clients"."""
+    """Return a copy of the scenario with changed fields in one section, such as "clients"."""
     return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
 
 
@@ -237,8 +240,8 @@ def with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) ->
 # -- the shrinker ---------------------------------------------------------------------------------------------------------
 
 OTHER_SEEDS = 4
-"""Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then
-kept with probability 0.7; more seeds would cost more time than they save."""
+"""Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that occurs with one seed in four is then kept
+with probability 0.7. More seeds would cost more time than they save."""
 
 ROUNDS_MAX = 8
 """Maximum number of rounds of all steps; usually only two or three change anything."""
@@ -250,15 +253,15 @@ EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
 
 PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
 PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
-"""Message delays and checkpoint intervals to try. Slow messages come first, because few are then consumed before the bug."""
+"""Message delays and checkpoint intervals to try. Slow messages come first, because then few messages are consumed before the bug."""
 
 RATES_PER_S = (2.0, 10.0, 50.0)
-"""Message rates to try, for runs in which many messages pass during a slow operation."""
+"""Message rates to try, for runs in which many messages pass while a slow operation is in progress."""
 
 PACE = "another pace"
 
 FINENESS = 8
-"""Bisection stops when the value is known to one part in this number; the next round continues from there."""
+"""Bisection stops when the remaining range is the value divided by this number; the next round continues from there."""
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
@@ -274,7 +277,8 @@ class Size(msgspec.Struct, frozen=True, order=True):
 
 
 class ShrinkStep(msgspec.Struct, frozen=True):
-    """One kept simplification: its description, the remaining size, and the number of tries so far."""
+    """One kept simplification: its description, the size of the remaining state, and the number of runs tried so
+    far."""
 
     text: str
     size: Size
@@ -282,7 +286,8 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """Smallest failing state found. `result`: result of the verifying run. `record`: choices of that run."""
+    """Smallest failing state found, with the `result` of the verification run and the `record` of the choices of that
+    run."""
 
     scenario: Scenario
     seed: int
@@ -300,7 +305,7 @@ class Shrunk(msgspec.Struct):
 
 
 def signature_of(result: Result) -> str:
-    """Return the signature that shrinking preserves: the first failed oracle, the undecided verdict, or the kind of error."""
+    """Return what must stay the same during shrinking: the first failed oracle, the undecided verdict, or the kind of error."""
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -311,7 +316,7 @@ def signature_of(result: Result) -> str:
 
 
 def is_same_bug(result: Result, signature: str) -> bool:
-    """Return whether a run fails the same way; the order of several violations does not matter."""
+    """Return whether a run fails with this signature; the order of several violations does not matter."""
     if result.verdict == "violation":
         return any(signature == f"violation {violation.oracle}" for violation in result.violations)
     return signature_of(result) == signature
@@ -333,14 +338,14 @@ def shrink(
     """Shrink a failing run.
 
     Args:
-        scenario: the scenario as drawn, which gave `result` with this seed.
-        result: result that defines the oracle that must keep failing.
-        runner: runner of candidates; None is `snapline.sim.run.run`.
-        time_limit_s: limit in real time, after which the smallest state so far is the result.
-        on_progress: called with every kept simplification.
+        scenario: the original scenario, which produced `result` with this seed.
+        result: the original result; its failed oracle must keep failing.
+        runner: function that runs a candidate; None means `snapline.sim.run.run`.
+        time_limit_s: limit in real time, after which the smallest state so far is returned.
+        on_progress: function that is called with every kept simplification.
 
     Raises:
-        UsageError: the run passed, or a rerun does not fail in the same way.
+        UsageError: the run passed, or rerunning it did not fail in the same way.
     """
     signature = signature_of(result)
     if signature == "pass":
@@ -353,14 +358,14 @@ def shrink(
 
 
 class OutOfTimeError(Exception):
-    """The time limit of the search is over."""
+    """The time limit of the search is exceeded."""
 
 
 class Shrinker:
     """Shrinker that holds the smallest failing state so far and tries smaller ones.
 
     Attributes:
-        scenario, seed, record, result: the smallest state and the result of its run.
+        scenario, seed, record, result: the smallest failing state and the result of its run.
         tries: number of runs so far.
     """
 
@@ -387,7 +392,7 @@ class Shrinker:
         """Run the original case and record its choices.
 
         Raises:
-            UsageError: the run does not fail in the same way.
+            UsageError: the original case does not fail in the same way when it is rerun.
         """
         choices = RandomChoices(seed, is_recording=True)
         self.tries += 1
@@ -402,7 +407,7 @@ class Shrinker:
         self._original = (scenario, seed, self.record)
 
     def minimise(self) -> None:
-        """Repeat all steps until nothing changes or the time is over."""
+        """Repeat all steps until nothing changes or the time limit is reached."""
         try:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
@@ -424,10 +429,10 @@ class Shrinker:
             return
 
     def finish(self) -> Shrunk:
-        """Verify the smallest state, parsed from its text.
+        """Verify the smallest state by running the scenario as parsed from its text.
 
         Raises:
-            SnaplineError: neither it nor the original case fails again, so runs are not repeatable.
+            SnaplineError: neither the smallest state nor the original case fails again, so runs are not repeatable.
         """
         for scenario, seed, record in ((self.scenario, self.seed, self.record), self._original):
             written = parse_scenario(format_scenario(scenario), source="the shrunk scenario")
@@ -456,14 +461,15 @@ class Shrinker:
     def _try(
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
-        """Keep a candidate if it fails the same way with these choices or, if `has_fresh`, with fresh ones."""
+        """Keep a candidate if its run fails the same way with these choices or, if `has_fresh`, with fresh choices."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """Try fresh choices in these streams, and benign ones in the others; the size must not grow."""
+        """Try a candidate with fresh choices in these streams and benign choices in the others; its size must not
+        grow."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
@@ -472,7 +478,7 @@ class Shrinker:
     ) -> bool:
         """Keep a candidate if it fails the same way, and return whether it does.
 
-        `chosen`: choices of the candidate, or the streams that the seed draws.
+        `chosen` holds the choices of the candidate, or the streams whose choices are drawn from the seed.
         """
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
@@ -500,7 +506,7 @@ class Shrinker:
         return size_of(self.scenario, self.record, self.result)
 
     def _limited(self, scenario: Scenario) -> Scenario:
-        """Limit the events of a candidate; a violation after the limit counts as none."""
+        """Limit the number of events of a candidate; violations after the limit are not found."""
         if not self._signature.startswith("violation"):
             return scenario
         events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)
@@ -519,7 +525,8 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, all but those of one stream, or all at another speed."""
+        """Try making all choices benign, all choices except those of one stream, or all choices at another message
+        speed."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -539,7 +546,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _try_speeds(self) -> None:
-        """Try fewer messages at other speeds, at which the order of events that the bug needs may come earlier."""
+        """Try fewer messages at other message rates, so that the events that cause the bug may come earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
@@ -556,7 +563,7 @@ class Shrinker:
             )
 
     def _try_fewer_faults(self) -> None:
-        """Try leaving out all faults, then single faults by delta debugging."""
+        """Try removing all faults at once, then single faults by delta debugging."""
         original, record = self.scenario, self.record
 
         def needed(kept: list[int]) -> list[int] | None:
@@ -568,7 +575,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _try_smaller_fleet(self) -> None:
-        """Try a smaller fleet. A user's own agents are kept."""
+        """Try a smaller fleet. Agents that the user defined are kept."""
         self._try_fewer_clients()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -598,7 +605,7 @@ class Shrinker:
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _try_shorter_times(self) -> None:
-        """Try an earlier end, and earlier and shorter faults."""
+        """Try an earlier end of the run, and earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
@@ -617,11 +624,12 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """Try a smaller value: the first of `least`, +1, +2, +4 … that keeps the bug, then by bisection below it."""
+        """Try smaller values: `least`, then `least` +1, +2, +4 …, then bisect below the first value that keeps the
+        bug."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
-        """Try a candidate if it is valid. A scenario that names a removed host is not."""
+        """Try a candidate if it is valid. A scenario that names a removed host is invalid."""
         if not is_valid(candidate):
             return False
         if record is not None:
@@ -640,13 +648,14 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Try a candidate, unless the state grows by more than `growth_max`."""
+        """Try a candidate, unless the size of the state grows by more than `growth_max`."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try setting choices to 0: all, by stream, then by delta debugging. Then try lowering the rest to 1."""
+        """Try setting choices to 0: all at once, by stream, then by delta debugging. Then try lowering the rest to
+        1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -673,7 +682,7 @@ class Shrinker:
 
 
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
-    """Return the record for a scenario that keeps only the faults with these indices."""
+    """Return the record of choices for a scenario that keeps only the faults with these indices."""
     places = {old: new for new, old in enumerate(kept)}
     renamed: Record = {}
     for (stream, key), value in record.items():
@@ -717,11 +726,11 @@ def test_{name}() -> None:
 
 
 def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal: Sequence[str] = ()) -> dict[str, str]:
-    """Return the contents of the files by name.
+    """Return the contents of the files of a shrunk bug, by file name.
 
     Args:
         shrunk: the shrunk case.
-        keywords: further arguments of the run, such as the name of a mutant.
+        keywords: further arguments of the run for the generated test, such as the name of a mutant.
         journal: journal entries of the shrunk run.
     """
     name = identifier(shrunk)
@@ -754,7 +763,7 @@ def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
 
 
 def choices_literal(record: Record) -> str:
-    """Return the record as a Python literal with one choice per line."""
+    """Return the recorded choices as a Python literal with one choice per line."""
     if not record:
         return "{}"
     rows = [f"    ({stream!r}, {key!r}): {value}," for (stream, key), value in record.items()]
@@ -762,14 +771,14 @@ def choices_literal(record: Record) -> str:
 
 
 def evidence(shrunk: Shrunk) -> list[str]:
-    """Return the failure, one sentence per line."""
+    """Return the description of the failure, one sentence per line."""
     result = shrunk.result
     lines = [f"{violation.guarantee} {violation.oracle}: {violation.text}" for violation in result.violations]
     return lines or result.pending or [result.error]
 
 
 def shrink_report(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the lines of `steps.txt`: removed parts and remaining ones."""
+    """Yield the lines of `steps.txt`, which lists the removed parts and the remaining parts."""
     yield f"{shrunk.signature}: from {size_text(shrunk.before)} to {size_text(shrunk.size)}"
     yield f"in {shrunk.tries} runs, {shrunk.seconds:.1f} s"
     yield ""

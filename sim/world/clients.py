@@ -1,17 +1,19 @@
 """Clients of a simulated fleet: programs that send inputs and wait for answers through the product's client core (`client/core.py`).
 
-A program sends a few inputs at once, and may wait for their outcomes before it continues. It resends inputs of unknown outcome with the same key,
-and repeats some that have a receipt. It also gives up, drops open sends, or closes its client and starts a new one. The core's results are reported
-to the oracle (`oracles/input_output_oracles.py`), which checks them. Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents,
-and to some that have stopped.
+A program sends a few inputs at once, and may wait for their outcomes before it continues. The program resends inputs of unknown outcome
+with the same key, and repeats some inputs that already have a receipt. The program may also give up, abandon open sends, or close its
+client and start a new one. The client core's results are reported to the oracle (`oracles/input_output_oracles.py`), which checks them.
+Inputs come from the workload (`Workload.input_of`) or from a list. Most inputs address running agents, and some address agents that have
+stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real one. Each request returns as one event to
-the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its answer may be lost. As over a stream, a
-duplicated request has no answer, since its stream has broken. A host that is down, or without a connection, has certainly accepted nothing. Data
-written to a connection arrives when the network is healed or the host resumes, and the host reads it then, whether or not the client still waits.
+`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real one. Each request returns
+one event to the core within the request's time limit; later events are dropped. A request may be lost, late or duplicated, and its answer
+may be lost. A duplicated request has no answer, since its stream has broken. A host that is down or has no connection cannot have accepted
+an input. Data written to a connection arrives when the network is healed or the host resumes. The host then reads the data, whether or not
+the client still waits.
 
-The location of agents is read from the coordinator's state when the request arrives there, so the answer may be out of date. Sometimes it names a
-wrong host.
+The location of agents is read from the coordinator's state when the request arrives there. The answer may be outdated on return, and
+sometimes names a wrong host.
 """
 
 import traceback
@@ -50,12 +52,12 @@ CONNECT_NS = 2000 * MS
 """Timeout of a connection attempt, as in `client/host_calls.py`."""
 
 WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
-"""Period and number of retransmissions on a blocked connection."""
+"""Interval and maximum number of delivery attempts on a blocked connection."""
 
 LOST_ONE_IN, TWICE_ONE_IN, LATE_ONE_IN, ASTRAY_ONE_IN = 12, 12, 20, 10
 
 Pick = Callable[[str, int], int]
-"""Function that draws a choice by name, from 0 … n - 1; 0 is benign."""
+"""Function that draws a choice from 0 … n - 1, given its name and n; 0 is benign."""
 
 
 class ClientInput:
@@ -64,8 +66,9 @@ class ClientInput:
     Attributes:
         given: the input as sent to a host.
         payload: encoded message; b"" until a host has converted the JSON in `given`.
-        serial: place among the client's inputs.
-        asks: the program wants the answer. is_early: an answer that may still be rolled back suffices.
+        serial: position of this input among the client's inputs.
+        asks: whether the program wants the answer.
+        is_early: whether an answer suffices that may still be rolled back.
     """
 
     __slots__ = ("asks", "given", "is_early", "payload", "serial")
@@ -78,7 +81,7 @@ class ClientInput:
 
 
 class ClientCalls:
-    """Requests of one client's core; `feed` receives the events."""
+    """Executor of one client core's requests; `feed` passes the resulting events to the core."""
 
     def __init__(
         self,
@@ -97,18 +100,18 @@ class ClientCalls:
         self._feed = feed
         self._calls = 0
         self._open: dict[int, None] = {}
-        """Requests without an event yet."""
+        """Requests that have not yet returned an event."""
         self._connected: dict[str, None] = {}
-        """Hosts that have answered, without a failed request since."""
+        """Hosts that have answered and have failed no request since."""
 
     def close(self) -> None:
-        """Drop all open requests."""
+        """Drop all open requests without an event."""
         self._open.clear()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def find(self, command: ev.LookUpAgents) -> None:
-        """Ask the leader where agents live."""
+        """Ask the leader for the hosts of agents."""
         self._begin(command.request, command.limit_ns, ev.LookupFailed(command.request, "nobody answers"))
         leader = self._log.leader
         way_ns = self._way_ns(leader) if leader else None
@@ -153,7 +156,7 @@ class ClientCalls:
         self._travel(request, host, copies, arrive)
 
     def ask(self, command: ev.AskHost, asked: ClientInput) -> None:
-        """Wait at a host for an answer."""
+        """Send a request to a host that waits for an answer."""
         agent, key, is_early = asked.given.agent, asked.given.key, asked.is_early
         request, host = command.request, command.host
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -166,7 +169,7 @@ class ClientCalls:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
-        """Send copies of a request to a host."""
+        """Send copies of a request to a host, with drawn delays."""
         broken = ev.RequestFailed(request, "the stream broke")
         if self._way_ns(host) is None:
             if host in self._connected:
@@ -187,7 +190,8 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver once a path exists; the socket of a paused process also accepts the request."""
+        """Deliver a request as soon as the host is reachable; a paused process also counts, since its socket accepts
+        the request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -205,7 +209,7 @@ class ClientCalls:
             self._end(request, ev.RequestFailed(request, f"host {host} is down", is_unsent=True))
 
     def _watch(self, request: int, run: SimHost) -> None:
-        """Break the stream of a host that has crashed since."""
+        """End the request if the host has crashed since it was sent, as its stream has broken."""
         if request not in self._open:
             return
         if run.is_alive:
@@ -217,7 +221,7 @@ class ClientCalls:
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def _on_taking(self, one: ClientInput, payload: bytes) -> None:
-        """Record the payload of a message that a host is about to accept, or already has."""
+        """Record the payload of an input that a host is about to accept or has already accepted."""
         if not one.payload:
             one.payload = payload
             self._shared.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
@@ -232,7 +236,7 @@ class ClientCalls:
         *,
         is_heard: bool,
     ) -> None:
-        """Handle the decisions of a host that worked under this plan when the request arrived."""
+        """Handle the host's decisions on inputs; the host followed this recovery plan when the request arrived."""
         oracle = self._shared.judge.books.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
@@ -262,7 +266,7 @@ class ClientCalls:
         self._later(limit_ns, lambda: self._end(request, failed))
 
     def _end(self, request: int, event: ev.Event) -> None:
-        """Deliver the first event of a request; later ones are dropped."""
+        """Deliver the first event of a request to the core; later events are dropped."""
         if request in self._open:
             del self._open[request]
             self._feed(event)
@@ -283,7 +287,7 @@ class ClientCalls:
 S = 1000 * MS
 
 PATIENCE_NS = (30 * S, 2 * S, 500 * MS)
-"""Timeouts of a send or an answer: that of `client.TIMEOUT_S`, or shorter."""
+"""Time limits for a send or an answer: first that of `client.TIMEOUT_S`, then shorter ones."""
 
 AGAIN_NS = 50 * MS
 """Delay before a program repeats a send of unknown outcome."""
@@ -291,22 +295,23 @@ AGAIN_NS = 50 * MS
 ASK_AGAIN_NS = 200 * MS
 
 OVERDUE_NS = 1 * MS
-"""Time after its deadline by which a send must have ended."""
+"""Maximum time after its deadline until a send must have ended."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
-"""Number of inputs sent at once, and of open inputs of a hasty program."""
+"""Maximum number of inputs sent at once, and of open inputs of a program that does not wait for outcomes."""
 
 HASTY_ONE_IN = 3
-"""One program in this number is hasty; the others wait until all their inputs have ended."""
+"""One program in this number continues without waiting for outcomes; the others wait until all their inputs have
+ended."""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
 SPEAKS_EVERY = 2
-"""One input in this number makes its handler emit, if outputs are on."""
+"""One input in this number makes its handler emit an output, if outputs are enabled."""
 
 
 class Clients:
-    """All clients of a run."""
+    """All clients of a simulated run."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts) -> None:
         self._log = log
@@ -316,12 +321,12 @@ class Clients:
         self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
-        """Start all clients without waiting for the fleet."""
+        """Start all clients without waiting until the fleet is ready."""
         for client in self._all:
             client.start()
 
     def make_patient(self) -> None:
-        """Make clients patient once all faults are over: none gives up."""
+        """Make clients patient once all faults are over, so that no client gives up."""
         for client in self._all:
             client.is_patient = True
 
@@ -331,32 +336,33 @@ class Clients:
             client.core.validate()
 
     def pending(self) -> list[str]:
-        """Return the clients that still wait for an answer."""
+        """Return descriptions of the clients that still wait for an answer."""
         if self._log.canonical.image.outcome:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def without_progress(self, since_ns: int) -> list[str]:
-        """Return the clients that wait for a running agent and have made no progress since that time."""
+        """Return descriptions of the clients that wait for a running agent and have made no progress since that
+        time."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
 
 
 class SimClient:
-    """One program and its client.
+    """One simulated program and its client.
 
     Attributes:
-        core: core of the client.
-        is_done: the program has sent all inputs, and each has its answer or was given up.
-        is_patient: the program does not give up.
+        core: the client core of this program.
+        is_done: whether the program has sent all inputs, and each was answered or given up.
+        is_patient: whether the program never gives up.
         moved_ns: time of the last progress.
     """
 
     def __init__(
         self, shared: WorldState, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
     ) -> None:
-        """`source`: the user's inputs, shared by all clients; None: the workload makes inputs."""
+        """`source` yields the user's inputs and is shared by all clients; None means that the workload makes inputs."""
         self.name = name
         self._source = source
         self.is_done = self.is_patient = False
@@ -367,13 +373,13 @@ class SimClient:
         self._oracle = shared.judge.books.inputs
         self._left = shared.scenario.clients.inputs
         self._inputs = 0
-        """Number of inputs made so far."""
+        """Number of inputs created so far."""
         self._given = self._numbers = 0
-        """Numbers of sends, and of sends and asks together, so far."""
+        """Number of sends so far, and number of sends and asks together."""
         self._is_waiting = False
         """Whether the next request is scheduled."""
         self._resting = 0
-        """Number of inputs that are about to be resent or asked for."""
+        """Number of inputs that wait for a delayed resend or ask."""
         self._sends: dict[int, ClientInput] = {}
         self._asks: dict[int, ClientInput] = {}
         self._timer_ns: int | None = None
@@ -391,21 +397,22 @@ class SimClient:
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _draw_fault(self, what: str, n: int) -> int:
-        """Draw the faults of its requests, until all faults are over."""
+        """Draw a fault of this client's requests; always 0 once all faults are over."""
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program abandons an input; never a user's input, on which the user may rely."""
+        """Return whether the program abandons an input; the program never abandons a user's input, on which the user
+        may rely."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """Describe an input without an answer although its agent is running; "" if there is none."""
+        """Describe an input that is not answered although its agent is running; return "" if there is none."""
         sent = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*sent, *asked):
@@ -417,7 +424,7 @@ class SimClient:
     # ---- the core -------------------------------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """Run the core on an event, as `client/client.py` does."""
+        """Pass an event to the client core and execute its commands, as `client/client.py` does."""
         try:
             commands = self.core.handle(self._shared.kernel.now_ns, event)
         except Exception as error:
@@ -452,7 +459,7 @@ class SimClient:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Schedule the next request after a pause, once there is room."""
+        """Schedule the next request after a pause, once fewer inputs are open than allowed."""
         if self._is_waiting or self.is_done:
             return
         if not self._left:
@@ -497,7 +504,7 @@ class SimClient:
         return client_input
 
     def _drawn(self) -> GivenInput | None:
-        """Return the workload's message for a drawn agent."""
+        """Return an input from the workload for a drawn agent."""
         agent = self._agent()
         message = self._shared.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
@@ -522,7 +529,7 @@ class SimClient:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """Draw an agent that is running or has stopped."""
+        """Draw an agent, either running or stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
@@ -545,7 +552,7 @@ class SimClient:
         self._feed(ev.InputsGiven(tuple(sends)))
 
     def _resend(self, inputs: list[ClientInput]) -> None:
-        """Send inputs again with the same keys, after all earlier ones."""
+        """Send inputs again with the same keys, after all earlier sends."""
         self._resting -= len(inputs)
         for each in inputs:
             self._given += 1
@@ -560,7 +567,7 @@ class SimClient:
         return self._shared.kernel.now_ns + patience_ns
 
     def _drop(self, inputs: list[ClientInput]) -> None:
-        """Stop waiting for these inputs."""
+        """Abandon these inputs, so that the client no longer waits for them."""
         dropped = [send for send, each in self._sends.items() if each in inputs]
         for send in dropped:
             self._give_up(self._sends.pop(send))
@@ -572,7 +579,7 @@ class SimClient:
             self._oracle.on_given_up(one.payload)
 
     def _close(self) -> None:
-        """Replace the client by a new one; all open sends and asks of the closed one must end at once."""
+        """Replace the client by a new one; all open sends and asks of the closed client must end at once."""
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
             self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
@@ -631,7 +638,7 @@ class SimClient:
         self._later(wait_ns, lambda: self._ask(one))
 
     def _ask(self, one: ClientInput) -> None:
-        """Wait for the answer."""
+        """Wait for the answer to an input."""
         self._resting -= 1
         if one in self._asks.values():
             return
@@ -659,7 +666,7 @@ class SimClient:
         self._go_on()
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
-        """Return whether to ask again: not if the answer can never come, or if the input will be asked for once accepted."""
+        """Return whether to ask again: not if the answer can never come, or if the ask follows once the input is accepted."""
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason
