@@ -1,6 +1,6 @@
-"""The screen *Cut* of one snapshot: the state of every agent, the messages in transit, and the differences from another snapshot.
+"""Draw the screen *Cut* of one snapshot: every agent's state, the messages in transit, and the differences from another snapshot.
 
-A cut is the document of `snapline snapshot show`. A picture shows its agents in a circle, with an arrow for each channel that holds messages.
+A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with messages in transit.
 """
 
 import math
@@ -19,14 +19,14 @@ Plain = dict[str, object]
 
 
 class CutMessage(msgspec.Struct, frozen=True):
-    """Message sent but not received inside the cut."""
+    """Message in transit: sent before the cut and not received before it."""
 
     number: int = 0
     message: object = None
 
 
 class CutChannel(msgspec.Struct, frozen=True):
-    """A channel and its in-transit messages."""
+    """A channel and its messages in transit."""
 
     sender: str
     receiver: str
@@ -34,7 +34,7 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class CutAgent(msgspec.Struct, frozen=True):
-    """One agent in the cut. Items of lists have the form of the document."""
+    """One agent in the cut. List items have the same form as in the output of `snapline snapshot show`."""
 
     agent: str
     kind: str = ""
@@ -54,7 +54,7 @@ class CutAgent(msgspec.Struct, frozen=True):
     dead_letter_count: int = 0
 
     def rest(self) -> "Iterator[tuple[str, tuple[Plain, ...] | Plain]]":
-        """Yield the parts that most agents do not have, by name."""
+        """Yield name and value of each optional part, which most agents do not have."""
         for name in ("durable_turn", "timers", "outbox", "put_off", "spawns", "dead_letters"):
             value = getattr(self, name)
             if value:
@@ -79,25 +79,25 @@ class CutFacts(msgspec.Struct, frozen=True):
     channels: tuple[CutChannel, ...] = ()
 
     def messages(self) -> Iterator[tuple[CutChannel, CutMessage]]:
-        """Yield the in-transit messages, channel by channel."""
+        """Yield the messages in transit, channel by channel."""
         for channel in self.channels:
             for message in channel.in_transit:
                 yield channel, message
 
 
 def cut_of(document: dict[str, object]) -> CutFacts:
-    """Return the document's facts. msgspec.ValidationError: the document is not a snapshot."""
+    """Decode the output of `snapline snapshot show`. Raises msgspec.ValidationError if the document is not a snapshot."""
     return msgspec.convert(document, CutFacts)
 
 
 ROWS_MAX = 100
-"""Largest number of agents, and of messages, shown at once: a search finds the others."""
+"""Largest number of agents, and of messages, shown at once. Viewers search for the others."""
 
 CHANGES_MAX = 200
-"""Largest number of shown differences between two snapshots."""
+"""Largest number of differences between two snapshots that are shown."""
 
 AGENT_NODES_MAX = 400
-"""Largest number of values shown of one agent's state: bounds the page of a hundred agents."""
+"""Largest number of values shown from one agent's state. The limit bounds the size of a page with a hundred agents."""
 
 MESSAGE_COLUMNS = (("From", ""), ("To", ""), ("Number", "number"), ("Message", "wide"))
 CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
@@ -110,18 +110,18 @@ class CutSearch(msgspec.Struct, frozen=True):
     to: str = ""
 
     def finds(self, *values: object) -> bool:
-        """Return whether one of these holds the text, however deep."""
+        """Return whether one of these values contains the text, at any depth."""
         text = self.text.casefold()
         return not text or any(text in _said(value).casefold() for value in values)
 
 
 def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """Draw the whole screen; `other`: the snapshot to compare with, which is earlier."""
+    """Draw the whole screen. `other`: an earlier snapshot to compare with."""
     return join([_title(cut), _figures(cut), _form(cut, search), cut_results(cut, search, other)])
 
 
 def cut_results(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """Draw what the search finds."""
+    """Draw the agents and messages that match the search."""
     difference = _difference(other, cut, search) if other is not None else None
     found = [
         each
@@ -187,7 +187,7 @@ def _form(cut: CutFacts, search: CutSearch) -> Markup:
 
 
 def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Markup:
-    """Draw the messages in transit. `shown`: agents that have a card below."""
+    """Draw the messages in transit. `shown`: agents whose cards appear below on the page."""
     found = [
         (channel, message)
         for channel, message in cut.messages()
@@ -218,7 +218,7 @@ def _agent_link(agent: str, shown: Container[str]) -> Child:
 
 
 def _in_words(message: object) -> object:
-    """Return the usual message as `{"Mass": {"amount": 3}}`."""
+    """Return a message in its usual encoding as a mapping from type name to fields, such as `{"Mass": {"amount": 3}}`."""
     match message:
         case {"type": str() as name, "fields": fields, **rest} if not rest:
             return {name: fields}
@@ -242,15 +242,15 @@ def _count_text(found: int, total: int, what: str) -> str:
 
 
 CIRCLE_AGENTS_MAX = 32
-"""Largest number of agents in one circle: more are unreadable."""
+"""Largest number of agents in one circle: a circle with more agents is unreadable."""
 
 RADIUS, MARGIN, NODE = 150.0, 110.0, 5.0
 CURVE = 0.16
-"""Bend of an arrow, as a fraction of its length, so that the opposite arrow does not cover it."""
+"""Curvature of an arrow, as a fraction of its length. Curved arrows in opposite directions do not cover each other."""
 
 
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
-    """Draw the picture from (sender, receiver) → number of messages; None if there are too many agents, or no messages in transit."""
+    """Draw the picture. `counts`: (sender, receiver) → number of messages. Returns None if no messages are in transit or there are too many agents."""
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= CIRCLE_AGENTS_MAX:
         return None
@@ -332,7 +332,7 @@ def _card(agent: CutAgent, *, is_open: bool) -> Markup:
 
 
 def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
-    """Draw the changes from one to the other, by agent."""
+    """Draw the differences between two cuts, by agent."""
     changes = StateChanges(CHANGES_MAX)
     _compare_agents(_comparable(before.agents), _comparable(after.agents), changes)
     _compare_messages(before, after, changes)
@@ -367,7 +367,7 @@ def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], c
 
 
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
-    """Return the compared values by agent, without numbers of checkpoints, which always differ."""
+    """Return the values to compare, by agent. Checkpoint numbers are left out because they always differ."""
     return {
         each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
         for each in agents
@@ -387,6 +387,6 @@ def _place(message: tuple[str, str, int]) -> str:
 
 
 def _what(change: dict[str, object]) -> Child:
-    """Return what a change says next to its place, if it is neither an added nor a removed value."""
+    """Return the description of a changed value, which is neither an added nor a removed one."""
     rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
     return _value(rest) if rest else None

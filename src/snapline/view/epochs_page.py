@@ -1,4 +1,4 @@
-"""The screen *Epochs*: outcome and phases of the last epochs, and the host that was last. Read from the log, so it survives restarts."""
+"""Draw the screen *Epochs*: outcome and phases of the newest epochs, and the slowest host of each. The data comes from the log and survives restarts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, shown_epochs, table
 
 BAR, GAP, HEIGHT = 5, 1, 120
-"""Lengths in the chart, in its own units."""
+"""Width of a bar, gap between bars, and height of the chart, in SVG units."""
 
 PHASES = (
     ("start", "start_delay_s", "waited for a turn to end"),
@@ -18,7 +18,7 @@ PHASES = (
     ("alignment", "alignment_s", "waited for what other agents had sent before"),
     ("store", "store_s", "stored"),
 )
-"""CSS class, field and description of each phase, in the order of the phases."""
+"""CSS class, field and description of each phase of an epoch, in chronological order."""
 
 COLUMNS = (
     ("Epoch", ""),
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One host's part of an epoch; times in seconds. None: its release does not report them."""
+    """One host's part of an epoch. Times are in seconds; None if the host's release does not report them."""
 
     host: str = ""
     agent: str = ""
@@ -45,13 +45,13 @@ class PartFacts(msgspec.Struct, frozen=True):
     store_s: float | None = None
 
     def phases(self) -> list[tuple[str, float, str]]:
-        """Return the known phases: CSS class, time, description."""
+        """Return CSS class, duration and description of each known phase."""
         all_phases = [(name, getattr(self, figure), label) for name, figure, label in PHASES]
         return [(name, time_s, label) for name, time_s, label in all_phases if time_s is not None]
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
-    """One epoch that has ended; None: unknown."""
+    """One epoch that has ended. Unknown values are None."""
 
     epoch: int = 0
     status: str = ""
@@ -68,12 +68,12 @@ class EpochFacts(msgspec.Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Return whether the epoch was aborted: it left no data."""
+        """Return whether the epoch was aborted and therefore left no data."""
         return self.status == "aborted"
 
 
 class EndedEpochs(msgspec.Struct, frozen=True):
-    """Ended epochs as the coordinator's log has them, oldest first."""
+    """Ended epochs recorded in the coordinator's log, oldest first."""
 
     protocol: str = ""
     epochs: tuple[EpochFacts, ...] = ()
@@ -94,7 +94,7 @@ def epochs_body(document: dict[str, object]) -> Markup:
 
 
 def no_history() -> Markup:
-    """Draw the notice for a coordinator of an older release."""
+    """Draw the notice that the coordinator's release is too old to report the history."""
     notice = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
     return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", notice, class_="strip warn")])
 
@@ -103,7 +103,7 @@ def no_history() -> Markup:
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """Draw a bar for each epoch, oldest first. The longest complete epoch fills the height: an aborted one may have waited for minutes."""
+    """Draw a bar for each epoch, oldest first. The longest complete epoch fills the height, because an aborted epoch may have waited for minutes."""
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
     bars = [_bar(index * (BAR + GAP), epoch, most_s) for index, epoch in enumerate(epochs)]
@@ -173,7 +173,7 @@ def _why(epoch: EpochFacts) -> Child:
 
 
 def _longest(last: PartFacts) -> str:
-    """Return the phase that took most of a host's time."""
+    """Return the phase in which the host spent the most time."""
     phases = last.phases()
     if not phases:
         return "; its release does not say why"

@@ -1,8 +1,8 @@
-"""Pages of the live fleet.
+"""Draw the pages of the live fleet.
 
-- *Fleet*: hosts, agents, and the busy, parked and waiting ones; live.
-- One agent: its state, and its host's report on it.
-- *Coordinators*: the coordinator's replicas, each as it reports its own state.
+- *Fleet*: hosts and agents, including which agents are busy, parked or waiting; the page updates live.
+- One agent: the agent's state, and what its host reports about it.
+- *Coordinators*: the coordinator's replicas; each replica reports its own state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, ta
 from snapline.view.page_streams import Partial
 
 ROWS_MAX = 100
-"""Largest number of agents in the table: ten thousand are unreadable; a search finds each."""
+"""Largest number of agents in the table: ten thousand rows are unreadable. Viewers search for the others."""
 
 BUSY_MAX = 20
 NOTICES_OPEN, NOTICES_MAX = 4, 100
-"""Number of concerns shown open below the headline, and in all, the rest folded: after an upgrade hundreds of agents may be stopped."""
+"""Number of concerns shown expanded below the headline, and number shown in all; the rest are collapsed. After an upgrade hundreds of agents may be stopped."""
 
 HOSTS_NAMED = 5
 TILES_MIN = 13
-"""Smallest number of hosts that are also drawn as tiles: a table of a hundred hosts does not fit a screen."""
+"""Smallest number of hosts for which tiles are drawn as well, because a table of a hundred hosts does not fit a screen."""
 
 LOADS = 5
-"""Number of shades of a tile."""
+"""Number of colour shades of tiles, by load."""
 
 HOST_COLUMNS = (
     *(("Host", ""), ("State", ""), ("Agents", "number"), ("Turns / s", "number"), ("Busy", "number")),
@@ -58,14 +58,14 @@ AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
-    """Search for agents. `text`: part of the name; `host`, `state`: exact match; "": all."""
+    """Search for agents. `text` matches part of the name; `host` and `state` match exactly; "" matches all agents."""
 
     text: str = ""
     host: str = ""
     state: str = ""
 
     def finds(self, agents: Iterable[LocatedAgent]) -> list[LocatedAgent]:
-        """Return the agents found, in their order."""
+        """Return the matching agents in their original order."""
         text = self.text.casefold()
         return [
             agent
@@ -77,7 +77,7 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen. Caches the slow parts until they change: the results of one search, and the hosts, which are the same for all viewers."""
+    """Draws the screen *Fleet*. The results of one search and the hosts, which are the same for all viewers, are cached until they change."""
 
     SEARCHES_KEPT = 64
 
@@ -86,7 +86,7 @@ class FleetScreen:
         self._drawn: tuple[Heard, list[Partial]] | None = None
 
     def body(self, standing: Heard, search: AgentSearch) -> Markup:
-        """The whole screen."""
+        """Draw the whole screen."""
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
     def pieces(self, standing: Heard, search: AgentSearch) -> list[Partial]:
@@ -111,12 +111,12 @@ class FleetScreen:
         ]
 
     def _section(self, standing: Heard, search: AgentSearch) -> Partial:
-        """Return the form with its results below it. It is sent again only for new choices, since a viewer may be typing into it."""
+        """Return the search form with its results. The form is sent again only when its choices change, since a viewer may be typing into it."""
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 
     def found(self, standing: Heard, search: AgentSearch) -> Markup:
-        """The agents that are searched for."""
+        """Draw the agents that match the search."""
         known = self._found.get(search)
         if known is None or known[0] is not standing.agents:
             known = (standing.agents, _found(standing, search))
@@ -130,11 +130,11 @@ class FleetScreen:
 
 
 LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a look: ", "good": "All is well: "}
-"""Start of the headline by tone, for readers without colours."""
+"""First words of the headline by tone, for readers who cannot see the colours."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Notice about the whole fleet. `text`, `remedy`: sentences without their full stops."""
+    """Notice about the whole fleet. `text` and `remedy` are sentences without the final full stop."""
 
     tone: Tone
     text: str
@@ -143,7 +143,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def _notices(standing: Heard) -> Markup:
-    """Draw the worst notice as the headline, and the others below it."""
+    """Draw the most serious notice as the headline, and the other notices below the headline."""
     strips: list[Child] = [trouble(standing.trouble, standing.updated_s)]
     notices = [] if standing.facts is None else _all_notices(standing.facts)
     if notices and not standing.trouble:
@@ -159,7 +159,7 @@ def _notices(standing: Heard) -> Markup:
 
 
 def _all_notices(facts: FleetStatus) -> list[Notice]:
-    """Return all notices, the worst first; at least one."""
+    """Return all notices, at least one, the most serious first."""
     notices: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
@@ -181,7 +181,7 @@ def _badness(notice: Notice) -> int:
 
 
 def _missing(facts: FleetStatus) -> list[Notice]:
-    """Hosts that are lost, and a fleet that does not run yet, or not again."""
+    """Return notices about lost hosts, and about a fleet that has not started or has not resumed."""
     lost = [host.host for host in facts.hosts if host.state == "lost"]
     notices = []
     if lost and facts.phase not in ENDED:
@@ -265,7 +265,7 @@ SPARKLINE_WIDTH, SPARKLINE_HEIGHT = 120, 28
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """The course as an SVG, from 0 to its largest value."""
+    """Draw a series of values as an SVG line, scaled from 0 to the largest value."""
     most = max(values, default=0.0)
     if len(values) < 2 or most <= 0:
         points = f"0,{SPARKLINE_HEIGHT - 1} {SPARKLINE_WIDTH},{SPARKLINE_HEIGHT - 1}"
@@ -324,7 +324,7 @@ def _number(value: int, kind: str = "") -> Markup:
 
 
 def _bar(words: str, value: float, most: float) -> Markup:
-    """Draw a number, and its share of the largest one as a bar; an SVG, since the page's policy forbids inline styles."""
+    """Draw a number with a bar for its share of the largest number. The bar is an SVG, since the page's policy forbids inline styles."""
     width = 0 if most <= 0 else max(0, min(100, round(100 * value / most)))
     bar = tag("rect", class_="bar-fill", width=width, height=4)
     drawn = tag("svg", bar, class_="bar", viewBox="0 0 100 4", preserveAspectRatio="none", aria_hidden="true")
@@ -390,7 +390,7 @@ def _found(standing: Heard, search: AgentSearch) -> Markup:
 
 
 def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:
-    """Return the form, and what its choices depend on."""
+    """Return the form, and a key of the values on which its choices depend."""
     hosts = [host.host for host in _hosts(standing)]
     states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
     field = tag("input", type="search", name="q", value=search.text, placeholder="Part of a name", aria_label="Name")
@@ -423,7 +423,7 @@ REPLICA_COLUMNS = (
 
 
 def coordinators_body(replicas: Sequence[AskedReplica]) -> Markup:
-    """The whole screen."""
+    """Draw the whole screen."""
     statuses = [each.status for each in replicas if each.status is not None]
     leader = max([each for each in statuses if each.standing.is_leader], key=_term, default=None)
     led = "none of them leads" if leader is None else f"{leader.node} leads, term {leader.standing.term}"
@@ -483,11 +483,11 @@ def _replica_row(replica: AskedReplica, leader: ReplicaStatus | None) -> Markup:
 AGENT_HEAD = ("apiVersion", "kind", "agent", "agent_kind", "host", "incarnation", "life")
 
 OPEN_BYTES_MAX = 2_000
-"""Largest state, as JSON, that is shown open: the fields of a larger one are folded."""
+"""Largest state, in bytes of JSON, that is shown expanded. The fields of a larger state are collapsed."""
 
 
 def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
-    """Draw what `Client.describe` returns, and the state; `problem`: reason why the state is not the live one, or is unknown."""
+    """Draw the answer of `Client.describe` and the agent's state. `problem`: reason why the state is not live or is unknown."""
     facts = [(name, document.get(name)) for name in document if name not in AGENT_HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
     title = tag(
@@ -503,7 +503,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
 
 
 def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """Draw the page while no host can describe the agent; `problem`: the reason."""
+    """Draw an agent's page while no host can describe the agent. `problem`: the reason."""
     title = tag(
         "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
     )

@@ -1,12 +1,12 @@
-"""Actions that operators were shown and have confirmed: each confirmation page belongs to one action, which runs once.
+"""Run the actions that operators confirm. Each confirmation page belongs to one action, which runs at most once.
 
-A page gets an unguessable key, and its action stores the details shown on the page, such as the run of a host or the plan. So the action does
-exactly what was shown, even after a change of leader, and regardless of the form's content. A form that is submitted again, by a reload or a
-second click, finds its key used, and gets the outcome of the first submission. An unknown key does nothing: open a new page.
+Each page has an unguessable key, and its action stores the details shown on the page, such as a host's generation or the plan. So the action
+does exactly what the page showed, even after a change of leader, and regardless of the form's content. If a form is submitted again, by a
+reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect; open a new page.
 
-Actions on the fleet make the same calls as the commands. Each describes its effects, with this fleet's numbers, and runs. Actions on stored
-snapshots (tags, pins and forks) change the store directly, like the commands: they need the fleet's folder on this machine, and are not in
-the coordinator's audit log.
+Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's numbers. Actions
+on stored snapshots (tags, pins and forks) change the store directly, like the CLI commands. They need the fleet's folder on this machine, and
+the coordinator's audit log does not contain them.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from snapline.view.page_elements import restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
 
 KEPT_MAX = 512
-"""Largest number of confirmation pages and their outcomes. The oldest one that is not in progress is removed first."""
+"""Largest number of confirmation pages kept, with their outcomes. The oldest page whose action is not in progress is removed first."""
 
 WAIT_S = 8.0
-"""Longest wait for an action's outcome before the page reports it as in progress: most take less than a second."""
+"""Longest wait for an action's outcome before the page reports the action as in progress. Most actions take less than a second."""
 
 
 class ActionOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an action, as a sentence with a link; `is_bad`: it failed, or its outcome is unknown."""
+    """Outcome of an action, as a sentence with a link. `is_bad`: the action failed, or its outcome is unknown."""
 
     sentence: str
     address: str = "/"
@@ -60,7 +60,7 @@ Fields = Mapping[str, str]
 
 
 class ActionField(msgspec.Struct, frozen=True):
-    """Field that the operator fills in. `choices`: value and label of each choice; none: a text of at most `characters_max`."""
+    """Form field that the operator fills in. `choices`: value and label of each choice; if empty, the field takes text of at most `characters_max`."""
 
     name: str
     label: str
@@ -73,12 +73,13 @@ class ProposedAction(msgspec.Struct, frozen=True):
     """An action, and the content of its confirmation page.
 
     Attributes:
-        title: short name of the action; `button`: label of the button.
+        title: short name of the action.
+        button: label of the button.
         sentences: effects of the action.
-        do: runs the action with the filled-in fields.
-        check: address and name of the page that shows whether the action was done, if the outcome is unknown.
-        more: content below the sentences.
-        is_grave: the action undoes work, or stops something.
+        do: function that runs the action with the submitted fields.
+        check: address and name of the page that shows whether the action was done when the outcome is unknown.
+        more: content shown below the sentences.
+        is_grave: the action undoes work or stops something.
     """
 
     title: str
@@ -103,14 +104,14 @@ class _Kept:
 
 
 class Actions:
-    """Proposed actions, by key, and their outcomes. For one event loop."""
+    """Proposed actions by key, with their outcomes. Use an instance from one event loop only."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept: dict[str, _Kept] = {}
         self._kept_max = kept_max
 
     def propose(self, session: str, proposed: ProposedAction) -> str:
-        """Return the key that the form must carry, in the same session.
+        """Store a proposed action; return the key that the form of this session must carry.
 
         Raises:
             UsageError: too many actions are in progress.
@@ -125,7 +126,7 @@ class Actions:
         return key
 
     async def do(self, session: str, key: str, fields: Fields) -> None:
-        """Run the action unless it has begun already; wait up to `WAIT_S` for the outcome.
+        """Run the action unless it has already begun; wait up to `WAIT_S` for the outcome.
 
         Raises:
             UsageError: no page of this session has this key.
@@ -136,10 +137,10 @@ class Actions:
         await asyncio.wait({kept.task}, timeout=WAIT_S)
 
     def outcome(self, session: str, key: str) -> tuple[ProposedAction, ActionOutcome | None]:
-        """Return the action and its outcome; None: it is in progress.
+        """Return the action and its outcome, which is None while the action is in progress.
 
         Raises:
-            UsageError: no page of this session has this key, or its form was not sent.
+            UsageError: no page of this session has this key, or its form was not submitted.
         """
         kept = self._find(session, key)
         if kept.task is None:
@@ -147,7 +148,7 @@ class Actions:
         return kept.proposed, None if kept.is_running else kept.task.result()
 
     async def close(self) -> None:
-        """Stop waiting. The fleet still carries out requested actions."""
+        """Stop waiting for outcomes. The fleet still carries out the requested actions."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -184,22 +185,22 @@ FLEET = ("/", "The fleet")
 
 
 def others_for_agents(facts: FleetStatus, host: HostStatus) -> list[str]:
-    """Return the hosts to which the agents of a host could move."""
+    """Return the other hosts to which this host's agents could move."""
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
 
 class FleetActions:
-    """Proposes actions; `facts` is the latest known state of the fleet. Failures are SnaplineErrors."""
+    """Proposes actions on the fleet. `facts`: latest known state of the fleet. Failures raise SnaplineError."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
 
     async def restorable(self) -> frozenset[int]:
-        """Return the epochs to which the fleet can go back; others may still be in the store."""
+        """Return the epochs that can be restored. Other epochs may still be in the store."""
         return restorable_epochs(await retry_until_available(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose one more snapshot, now."""
+        """Propose to take a snapshot now."""
         alive = [host for host in facts.hosts if host.state == "alive"]
         effects = [
             f"A snapshot of {plural(facts.agents, 'agent')} on {plural(len(alive), 'host')} is taken now. They go on meanwhile.",
@@ -266,7 +267,7 @@ class FleetActions:
         return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", effects, do)
 
     async def resume(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose that agents may move to a host again."""
+        """Propose to let agents move to a drained host again."""
         host = _host_of(facts, query)
         effects = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
@@ -300,7 +301,7 @@ class FleetActions:
 
 
 def taken(outcome: SnapshotOutcome) -> ActionOutcome:
-    """Return the outcome of a snapshot."""
+    """Describe the outcome of a snapshot request."""
     if not outcome.is_complete:
         epoch = f"Epoch {outcome.epoch} was aborted" if outcome.epoch else "No epoch has begun"
         return ActionOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)
@@ -345,19 +346,19 @@ ACT = ("/act", "Actions")
 
 
 class KeptSnapshots(msgspec.Struct, frozen=True):
-    """Content of `snapline snapshot list`."""
+    """Output of `snapline snapshot list`."""
 
     snapshots: tuple[SnapshotSummary, ...] = ()
     pins: tuple[int, ...] = ()
     tags: Mapping[str, int] = {}
 
     def tags_of(self, epoch: int) -> list[str]:
-        """Return the names of a snapshot."""
+        """Return the tags of a snapshot."""
         return sorted([name for name, tagged in self.tags.items() if tagged == epoch])
 
 
 class StoreActions:
-    """Proposes actions, which need `folder`, the fleet's own. Failures are SnaplineErrors."""
+    """Proposes actions on stored snapshots, which need `folder`, the fleet's folder. Failures raise SnaplineError."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
         self._coordinator = coordinator
@@ -365,7 +366,7 @@ class StoreActions:
 
     @property
     def is_here(self) -> bool:
-        """Return whether there is a store to act on."""
+        """Return whether the store is on this machine, so that actions on snapshots are possible."""
         return self._folder is not None and (self._folder / STORE_FOLDER).is_dir()
 
     async def kept(self) -> KeptSnapshots:
@@ -375,7 +376,7 @@ class StoreActions:
         )
 
     async def tag(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose to name a snapshot."""
+        """Propose to tag a snapshot."""
         chosen, about = await self._find(query)
         named = (await self.kept()).tags_of(chosen.epoch)
         effects = [
@@ -393,7 +394,7 @@ class StoreActions:
         return _proposed(f"Tag epoch {chosen.epoch}", effects, do, (field,))
 
     async def untag(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose to remove a name."""
+        """Propose to remove a tag."""
         name = query.get("name", "")
         epoch = (await self.kept()).tags.get(name)
         if epoch is None:
@@ -438,7 +439,7 @@ class StoreActions:
         return _proposed(f"Unpin epoch {epoch}", effects, do)
 
     async def fork(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose a new fleet out of a snapshot, next to this one."""
+        """Propose to fork a snapshot into a new fleet, which runs next to this one."""
         chosen, about = await self._find(query)
         parent = self._own_folder().absolute().parent
         effects = [
@@ -467,7 +468,7 @@ class StoreActions:
         return _proposed(f"Fork epoch {chosen.epoch}", effects, do, fields)
 
     async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
-        """Return the requested snapshot, and a sentence about it."""
+        """Return the requested snapshot and a sentence that describes the snapshot."""
         snapshot = query.get("snapshot", "")
         for each in (await self.kept()).snapshots:
             if str(each.epoch) == snapshot and not each.damage:
@@ -487,7 +488,7 @@ class StoreActions:
         return Store.open(str(self._own_folder() / STORE_FOLDER))
 
     def _holds(self, meant: SnapshotSummary) -> Holds:
-        """Return the holds of the store, if it holds the very snapshot that was shown."""
+        """Return the store's holds (tags and pins), after checking that the store still contains exactly the snapshot that was shown."""
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:
             raise UsageError(
@@ -499,7 +500,7 @@ class StoreActions:
 def _proposed(
     title: str, lines: list[str], do: Callable[[Fields], ActionOutcome], fields: tuple[ActionField, ...] = ()
 ) -> ProposedAction:
-    """Return an action of blocking calls, which are made in a thread."""
+    """Return an action whose blocking calls run in a thread."""
 
     async def done(given: Fields) -> ActionOutcome:
         return await asyncio.to_thread(do, given)

@@ -1,6 +1,6 @@
-"""Streams of changes of a page that is rendered every few seconds, for a bounded number of viewers.
+"""Stream the changes of a page that is rendered every few seconds to a bounded number of viewers.
 
-A page consists of parts. Each viewer receives those that have changed since it last received them.
+A page consists of parts. Each viewer receives only the parts that have changed since the viewer last received them.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from snapline.view.sign_in import HEADERS
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """An element of a page, found by its id.
+    """An element of a page, identified by its HTML id.
 
     Attributes:
-        html: the element itself.
-        key: the element is sent again when this changes; "": its HTML. For an element with pieces of its own: all other content.
+        html: HTML of the element.
+        key: the element is sent again when the key changes. If "", the HTML is the key. An element that contains other pieces has a key for the rest of its content.
     """
 
     id: str
@@ -30,7 +30,7 @@ class Partial(msgspec.Struct, frozen=True):
 
 
 class ViewerState:
-    """State of one viewer: the pieces that it has."""
+    """State of one viewer: the pieces that the viewer has received."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
@@ -47,28 +47,28 @@ class ViewerState:
 
 
 RENDER_PERIOD_S = 2.0
-"""Time between two renderings."""
+"""Time between two renderings of the page."""
 
 STREAMS_MAX = 64
-"""Largest number of concurrent streams of one screen."""
+"""Largest number of concurrent streams for one screen."""
 
 Look = Callable[[], Awaitable[Sequence[Partial]]]
 
 
 class Streams:
-    """Streams of one screen."""
+    """Streams of the changes of one screen."""
 
     def __init__(self, period_s: float = RENDER_PERIOD_S) -> None:
         self._period_s = period_s
         self._count = 0
 
     def response(self, look: Look) -> StreamingResponse:
-        """Stream server-sent events with the changes; errors go into the page's element `notices`."""
+        """Return a response that streams the changes as server-sent events. Errors are shown in the page's element `notices`."""
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
     async def events(self, look: Look) -> AsyncGenerator[str, None]:
-        """Yield the events, one after each look."""
+        """Yield one server-sent event after each rendering."""
         if self._count >= STREAMS_MAX:
             yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
             return
@@ -90,11 +90,11 @@ async def _pieces(look: Look) -> list[Partial]:
 
 
 def notices(sentence: str = "") -> Markup:
-    """Draw the place where a page says that it is out of date."""
+    """Draw the element that shows a notice when the page is out of date."""
     return tag("div", trouble(sentence), id="notices")
 
 
 def event(changes: Iterable[tuple[str, Markup]]) -> str:
-    """Return one event of a stream."""
+    """Return the changes encoded as one server-sent event."""
     pieces = list(changes)
     return f"data: {json.dumps(pieces, separators=(',', ':'))}\n\n" if pieces else ": nothing new\n\n"

@@ -1,4 +1,4 @@
-"""The screen *Recovery*: cost of a failure now, for each agent and host; and past recoveries."""
+"""Draw the screen *Recovery*: the cost of a failure of each agent or host at this moment, and past recoveries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60
-"""Largest number of agents with a checkbox; others are typed into the field."""
+"""Largest number of agents with a checkbox; operators type the names of other agents into the field."""
 
 FATES_MAX = 10
-"""Number of recoveries whose effects are shown: for older ones use `snapline recovery report PLAN`."""
+"""Number of recoveries whose effects are shown. Use `snapline recovery report PLAN` for older recoveries."""
 
 CELLS_MAX = 6_400
-"""Largest number of cells of a heat map, eighty by eighty; above it only the rows are listed."""
+"""Largest number of cells of a heat map, eighty by eighty. For a larger map only the rows are listed."""
 
 HISTORY_COLUMNS = (
     *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
@@ -27,7 +27,7 @@ HISTORY_COLUMNS = (
 
 
 class AgentCost(msgspec.Struct, frozen=True):
-    """Loss of one agent that goes back."""
+    """Work that one agent loses when recovery rolls it back."""
 
     to: int | None = None
     checkpoints: int = 0
@@ -35,7 +35,7 @@ class AgentCost(msgspec.Struct, frozen=True):
 
 
 class LineFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline recovery line`. `rolled_back`: names of the agents, or only their number."""
+    """Output of `snapline recovery line`. `rolled_back`: names of the rolled-back agents, or only their number."""
 
     epoch: int = 0
     failed: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class FailureFacts(msgspec.Struct, frozen=True):
-    """Cost of one failure; `failed`: an agent, or `host:h1`."""
+    """Cost of one failure. `failed`: name of an agent, or of a host as `host:h1`."""
 
     failed: str
     rolled_back: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class FailureFacts(msgspec.Struct, frozen=True):
 
 
 class LinesFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline recovery line --each`."""
+    """Output of `snapline recovery line --each`."""
 
     epoch: int = 0
     lines: tuple[FailureFacts, ...] = ()
@@ -80,7 +80,7 @@ class PastFacts(msgspec.Struct, frozen=True):
 
 
 class HistoryFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline recovery history`."""
+    """Output of `snapline recovery history`."""
 
     recoveries: tuple[PastFacts, ...] = ()
 
@@ -94,7 +94,7 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """Draw the whole screen. `effects`: epoch → effects that were open in its cut; `targets`: agents and epochs that have a page."""
+    """Draw the whole screen. `effects`: epoch → effects that were open in the epoch's cut. `targets`: agents and epochs that have a page."""
     form = _form(line, hosts, agents)
     one_failure = section("failure", "What a failure would cost now", form, line_result(line))
     each_failure = section("each", "Each failure", heat_map(lines), _silent(lines.silent_hosts))
@@ -142,7 +142,7 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
 
 
 def line_result(line: LineFacts) -> Markup:
-    """Draw where all agents go back to."""
+    """Draw the checkpoints to which all agents would be rolled back."""
     rolled_back = _back(line)
     named = ", ".join([name.replace("host:", "host ") for name in line.failed])
     condition = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
@@ -167,7 +167,7 @@ def _back(line: LineFacts) -> list[str]:
 
 
 def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
-    """Draw the loss of each agent, which differs if agents checkpoint on their own."""
+    """Draw the work that each agent loses. The losses differ if agents take checkpoints independently."""
     if line.rollback is None or not back:
         return None
     costs = {agent: line.rollback.get(agent, AgentCost()) for agent in back}
@@ -190,7 +190,7 @@ def _silent(hosts: Sequence[str]) -> Markup | None:
 
 
 def heat_map(lines: LinesFacts) -> Child:
-    """Draw a row for each failure, a column for each agent: coloured where the agent goes back, darker for more lost turns."""
+    """Draw a heat map: a row for each failure, a column for each agent. Rolled-back agents are coloured, darker for more lost turns."""
     if not lines.lines:
         return tag("p", "No agent or host can fail yet.", class_="quiet")
     agents = sorted({agent for failure in lines.lines for agent in failure.rolled_back})
@@ -266,7 +266,7 @@ def _recovery(each: PastFacts, targets: Targets) -> Markup:
 
 
 def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
-    """Draw the fates of effects that were open in the cuts of the newest recoveries."""
+    """Draw the outcomes of effects that were open in the cuts that the newest recoveries restored."""
     recoveries = [
         (recovery, effects.get(recovery.line_epoch, ())) for recovery in reversed(past.recoveries[-FATES_MAX:])
     ]

@@ -1,7 +1,7 @@
-"""Access to the view by a loopback address or by signing in with the token. Form tokens, and the headers of every page.
+"""Control access to the view by a loopback address or by signing in with the token. The module also makes form tokens and the headers of every page.
 
-Programs on other web sites must not read through a viewer's browser (`gateway/http_server.py`). Without a token the view answers only
-requests with a loopback host name; with a token, requests from other sites lack the cookie.
+Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). Without a token the view answers only
+requests with a loopback host name. With a token the view requires a cookie, which requests from other sites lack.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ POLICY = "; ".join(
         *("form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"),
     ]
 )
-"""Content security policy: no content from elsewhere, nothing inline; only our own files run."""
+"""Content security policy: content from other sites and inline content are forbidden; browsers run only our own files."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Sessions:
-    """Signed-in sessions. `token`: token for signing in; "": not required."""
+    """Signed-in sessions. `token`: token for signing in; "" if none is required."""
 
     def __init__(self, token: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
@@ -49,15 +49,15 @@ class Sessions:
 
     @property
     def is_token_required(self) -> bool:
-        """Return whether a token is required at all."""
+        """Return whether viewers must sign in with a token."""
         return bool(self._digest)
 
     def is_valid_token(self, token: str) -> bool:
-        """Return whether this is the token."""
+        """Return whether this is the correct token."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
     def begin(self) -> str:
-        """Return the name of a new session. The oldest one ends if there are too many."""
+        """Begin a session and return its name. If there are too many sessions, the oldest one ends."""
         while len(self._until_s) >= SESSIONS_MAX:
             del self._until_s[next(iter(self._until_s))]
         name = secrets.token_urlsafe(32)
@@ -65,21 +65,21 @@ class Sessions:
         return name
 
     def end(self, request: Request) -> None:
-        """Sign out."""
+        """End the requester's session."""
         self._until_s.pop(_cookie_of(request), None)
 
     def may(self, request: Request) -> bool:
-        """Return whether the requester may look."""
+        """Return whether the requester may read the view."""
         if not self.is_token_required:
             return is_this_machine(request.url.hostname or "")
         return self._has_bearer_token(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
-        """Return the name of the requester's session; requests of one session share its confirmation pages."""
+        """Return the name of the requester's session. All requests of a session share its confirmation pages."""
         return _cookie_of(request) if self.is_token_required and not self._has_bearer_token(request) else ""
 
     def form_token(self, request: Request) -> str:
-        """Return the token that this session's forms carry. Pages of other sites cannot read it."""
+        """Return the token that this session's forms carry. Pages of other sites cannot read the token."""
         return hmac.new(self._secret, self.name_of(request).encode(), hashlib.sha256).hexdigest()
 
     def is_own_form(self, request: Request, token: str) -> bool:
@@ -96,7 +96,7 @@ def _cookie_of(request: Request) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none if its body is too large."""
+    """Return the fields of a submitted form; no fields if the request body is too large."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -1,14 +1,14 @@
-"""Requests for the screen *Space-time*, `/space-time`: of the running fleet, and of a trace. `diagrams/` draws the picture.
+"""Answer requests for the screen *Space-time* of the running fleet or of a trace. `diagrams/` draws the picture.
 
-GET  /space-time          the screen; with `?part=found` its lower part
-GET  /events/space-time   changes of the screen
-GET  /space-time.svg      picture of exactly the shown window
-GET  /space-time.shiviz   events of the window with their vector clocks
+GET  /space-time          the screen; with `?part=found` only its lower part
+GET  /events/space-time   stream of changes of the screen
+GET  /space-time.svg      picture of exactly the window shown
+GET  /space-time.shiviz   events in the window, with their vector clocks
 
-The live events of the last seconds come from the hosts' traces: read once for all viewers, at most once a period, and only while there are
-viewers. Hosts trace while they receive requests, and for five seconds longer. If there are too many events, hosts trace every fourth
-message of a channel, or every sixteenth …; both ends trace the same messages. A host's events are shown only up to the time that all hosts
-have reported: otherwise receives would appear before their sends.
+The live events of the last seconds come from the hosts' traces. The view reads the traces once for all viewers, at most once a period, and
+only while somebody views the screen. Hosts trace while they receive requests, and for five seconds longer. If there are too many events,
+hosts trace only every fourth message of a channel, or every sixteenth, and so on; both ends trace the same messages. A host's events are
+shown only up to the time that all hosts have reported. Otherwise receives would appear before their sends.
 """
 
 import asyncio
@@ -49,43 +49,44 @@ from snapline.view.space_time_page import (
 
 
 KEPT_S = 20.0
-"""Time for which events are kept."""
+"""Time for which live events are kept."""
 
 EVENTS_MAX = 20_000
-"""Largest number of kept events of all hosts: earlier ones are dropped."""
+"""Largest number of events kept for all hosts together. Earlier events are dropped."""
 
 LINES_MAX = 20_000
-"""Largest number of trace lines of all hosts in one read; each host gets an equal share of it."""
+"""Largest number of trace lines of all hosts in one read. Each host may report an equal share."""
 
 LINES_MIN = 200
-"""Smallest limit of lines for one host."""
+"""Smallest number of trace lines that each host may report."""
 
 LINES_HIGH, LINES_LOW = 10_000, 500
-"""Limits on the lines of one read: above the first, hosts trace fewer messages from then on; below the second, more."""
+"""Limits on the trace lines of one read. Above the first, hosts trace fewer messages from then on; below the second, more."""
 
 EVERY_MAX = 1 << 20
 WAIT_S = 2.0
-"""Clock lag behind other hosts above which a host is not waited for."""
+"""Clock lag behind the other hosts above which the view no longer waits for a host."""
 
 GAP_S = 4.0
-"""Time without a request after which the view starts afresh; a second later hosts stop tracing."""
+"""Time without a request after which the view discards its events; hosts stop tracing a second later."""
 
 FIRST_S = 0.5
-"""Time from the first request to the second one: without it, viewers without scripts would get an empty page."""
+"""Wait between the first read and the second one. Without the wait, viewers without scripts would get an empty page."""
 
 SNAPSHOTS_KEPT = 30
-"""Number of kept snapshots, for a minute: a clicked event on a live page still exists."""
+"""Number of snapshots kept, for about a minute, so that an event clicked on a live page still exists."""
 
 HELD_MAX = 16
-"""Largest number of held snapshots, which stay while viewers study them."""
+"""Largest number of held snapshots, which are kept longer while viewers study them."""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True):
     """Events known at one moment.
 
     Attributes:
-        every: every N-th message of each channel is traced.
-        silent: hosts that do not report. is_missing: hosts had more events than they could report.
+        every: hosts trace every N-th message of each channel.
+        silent: hosts that do not report.
+        is_missing: some hosts had more events than they could report.
     """
 
     number: int
@@ -96,7 +97,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 
 
 class LiveEvents:
-    """Live events of one fleet. Use it from one event loop."""
+    """Live events of one fleet. Use an instance from one event loop only."""
 
     def __init__(self, calls: ViewCalls, period_s: float = RENDER_PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
@@ -111,7 +112,7 @@ class LiveEvents:
         self._held: dict[int, LiveSnapshot] = {}
 
     async def look(self) -> LiveSnapshot:
-        """Return the events of the last seconds, not older than a period. SnaplineError."""
+        """Return the events of the last seconds, at most one period old. Raises SnaplineError."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
@@ -124,14 +125,14 @@ class LiveEvents:
         return self._snapshots[self._count]
 
     def hold(self, look: LiveSnapshot) -> None:
-        """Keep a snapshot for a viewer who studies it."""
+        """Keep a snapshot for a viewer who is studying it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, number: int) -> LiveSnapshot:
-        """Return an earlier snapshot, and hold it.
+        """Return an earlier snapshot and hold it.
 
         Raises:
             NotFoundError: the snapshot is no longer kept.
@@ -167,7 +168,7 @@ class LiveEvents:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
-        """Return the events up to the time that all hosts have reported, without those that are too old."""
+        """Return the events up to the time that all hosts have reported, without events that are too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
             [
@@ -189,7 +190,7 @@ class LiveEvents:
 
 
 class _HostEvents:
-    """Events reported by one host. `lines`: lines by run, one run for each process."""
+    """Events reported by one host. `lines`: trace lines by run; each process of the host is one run."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -198,7 +199,7 @@ class _HostEvents:
         self.lines: dict[str, deque[PlanLine | HostLine]] = {}
 
     def take(self, answer: RecentTrace) -> int:
-        """Add an answer; return its number of lines."""
+        """Add the trace lines of an answer; return their number."""
         lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
         self.cursor, self.time_ns = answer.cursor, answer.time_ns
         run = answer.cursor.partition(".")[0]
@@ -230,17 +231,17 @@ def _event_log(parts: Sequence[HostPart]) -> EventLog:
 
 
 TRACE_EVENTS_MAX = 200_000
-"""Largest number of events of a trace, the last ones: more take minutes to process, and gigabytes."""
+"""Largest number of events read from a trace, counted from its end. More events would take minutes and gigabytes to process."""
 
 EPOCHS_SEARCHED_MAX = 3
-"""Largest number of cuts searched for the content of a message, which is in transit in several cuts only if epochs overlap."""
+"""Largest number of cuts searched for a message's content. A message is in transit in several cuts only if epochs overlap."""
 
 
 _EPOCH = re.compile(r"epoch (\d+)")
 
 
 class ShownTrace:
-    """The trace that the view was started with; read again when its files have changed."""
+    """The trace that the view was started with. The trace is read again when its files have changed."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -251,11 +252,11 @@ class ShownTrace:
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name of the trace for display."""
         return str(self._place)
 
     async def event_log(self) -> EventLog:
-        """Return all events. SnaplineError: the trace cannot be read."""
+        """Return all events of the trace. Raises SnaplineError if the trace cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
@@ -275,14 +276,14 @@ class ShownTrace:
 
 
 Show = Callable[[str, Markup, str], Response]
-"""Function that puts the frame around a screen: title, body, address of its stream."""
+"""Function that wraps a screen in the page frame. Arguments: title, body, address of the stream of changes."""
 
 CutAt = Callable[[str], Awaitable[CutFacts]]
 Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen. `live` None: no fleet. `trace` None: no trace. `epochs`: returns the epochs that have a page."""
+    """Answers requests for the screen. `live` is None without a fleet, `trace` None without a trace. `epochs` returns the epochs that have a page."""
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
         self._show = show
@@ -305,7 +306,7 @@ class SpaceTimePages:
         return self._show("Space-time", body, "/events/space-time" if facts.query.is_live else "")
 
     async def events(self, request: Request) -> Response:
-        """Stream its changes."""
+        """Stream the changes of the screen."""
         query = self._query(request)
 
         async def look() -> list[Partial]:
@@ -316,13 +317,13 @@ class SpaceTimePages:
         return self._streams.response(look)
 
     async def svg(self, request: Request) -> Response:
-        """Return the picture."""
+        """Return the picture as SVG."""
         facts = await self._facts(self._query(request))
         drawn = await asyncio.to_thread(draw_window, facts.event_log, facts.window, facts.chosen)
         return _file(drawn, "image/svg+xml", "space-time.svg")
 
     async def shiviz(self, request: Request) -> Response:
-        """Return the log."""
+        """Return the events as a ShiViz log."""
         facts = await self._facts(self._query(request))
         log = await asyncio.to_thread(facts.event_log.shiviz, facts.window)
         return _file(log, "text/plain; charset=utf-8", "space-time.log")
@@ -353,7 +354,7 @@ class SpaceTimePages:
         return await self._live.look()
 
     async def _with_content(self, facts: SpaceFacts) -> SpaceFacts:
-        """Add the message's content, if a snapshot holds it in transit."""
+        """Add the content of the chosen event's message, if a snapshot contains the message in transit."""
         if facts.chosen is None or not facts.epochs:
             return facts
         event = facts.event_log.events[facts.chosen.position].event
@@ -389,7 +390,7 @@ def _chosen(query: SpaceQuery, event_log: EventLog, window: Window) -> ChosenEve
 
 
 def in_transit(event_log: EventLog, position: int) -> tuple[int, ...]:
-    """Return the epochs in whose cut the message of this event was in transit."""
+    """Return the epochs in whose cuts the message of this event was in transit."""
     cuts = [front for front in event_log.past.fronts if front.kind == "cut"]
     for arrow in event_log.past.arrows(position, position, cuts, {}):
         if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":

@@ -1,4 +1,4 @@
-"""The screen *Fleet* for a terminal: state of the fleet, hosts by their turns, and long turns."""
+"""Draw the screen *Fleet* in a terminal: state of the fleet, hosts sorted by turns per second, and long turns."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ COURSE_MAX = 40
 
 BUSY_MAX = 5
 CONCERNS_MAX, CONCERN_LINES = 8, 2
-"""Largest number of shown concerns, and usual number of lines of each."""
+"""Largest number of concerns shown, and number of screen lines that one usually takes."""
 
 HEAD_LINES = 10
 """Number of screen lines above and below the hosts."""
@@ -52,7 +52,7 @@ NUMBERS = COLUMNS[2:10]
 
 
 def draw(heard: Heard, *, lines: int) -> RenderableType:
-    """Draw one screen. `lines`: its height. The busiest hosts are shown, the others only counted."""
+    """Draw one screen of `lines` lines. The busiest hosts are listed; the other hosts are only counted."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -116,7 +116,7 @@ def _figures(facts: FleetStatus, heard: Heard) -> list[Text]:
 
 
 def bars(course: Sequence[float]) -> str:
-    """The newest numbers as bars, from 0 to the largest of them."""
+    """Return the newest numbers as a bar chart in text, scaled from 0 to the largest number."""
     shown = course[-COURSE_MAX:]
     most = max(shown, default=0.0)
     return "".join(
@@ -125,7 +125,7 @@ def bars(course: Sequence[float]) -> str:
 
 
 def _hosts(hosts: Sequence[HostStatus], heard: Heard, room: int) -> list[RenderableType]:
-    """Draw the hosts in their order; if there is no space for all, those with problems and those with most turns."""
+    """Draw the hosts in order. If not all fit, draw only hosts with problems and hosts with the most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}

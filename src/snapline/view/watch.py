@@ -1,4 +1,4 @@
-"""Reads the state of a fleet for all viewers: the coordinator gets one request a second for any number of viewers, and none without viewers."""
+"""Read the state of a fleet for all viewers. The coordinator gets one request a second for any number of viewers, and no requests without viewers."""
 
 import asyncio
 import contextlib
@@ -15,25 +15,25 @@ from snapline.messages.status import FleetStatus
 from snapline.view.facts import FleetCalls, Heard, TurnRates
 
 PERIOD_S = 1.0
-"""Time between two requests: hosts report their state with heartbeats, which are not more frequent."""
+"""Time between two status requests. Shorter is useless, because hosts report their state with heartbeats, which are not more frequent."""
 
 AGENTS_S = 30.0
-"""Time between two requests for the placement, unless hosts, plan or the number of agents change: ten thousand agents are a long answer."""
+"""Time between two requests for the placement, because the answer is long for ten thousand agents. A change of hosts, plan or agent count causes an earlier request."""
 
 VIEWERS_MAX = 64
-"""Largest number of concurrent streams."""
+"""Largest number of concurrent viewer streams."""
 
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 def counted(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for natural sorting: `a-2` before `a-10`."""
+    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 class FleetWatch:
-    """Latest known state, and the viewers that wait for changes. Use it from one event loop."""
+    """Latest known state of the fleet, and the viewers that wait for changes. Use an instance from one event loop only."""
 
     def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
         self._calls = calls
@@ -49,16 +49,16 @@ class FleetWatch:
 
     @property
     def last(self) -> Heard:
-        """Latest state heard."""
+        """Latest known state of the fleet."""
         return self._state
 
     @property
     def viewers(self) -> int:
-        """Number of streams."""
+        """Number of open viewer streams."""
         return len(self._news)
 
     async def now(self) -> Heard:
-        """Return the state of the fleet, not older than a period."""
+        """Return the state of the fleet, at most one period old."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
@@ -88,7 +88,7 @@ class FleetWatch:
                 await self.close()
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop requesting the state of the fleet."""
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.cancel()
