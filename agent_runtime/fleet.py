@@ -1,7 +1,7 @@
-"""A fleet: its agents, how they are checkpointed, and when they are done.
+"""Definition of a fleet: its agents, how they are checkpointed, and when the fleet ends.
 
-Checkpoints record an agent's class as its *kind*. The functions at the end look up the classes of recorded kinds, check whether their states still
-mean the same, and restore agents from checkpoints.
+A checkpoint records an agent's class as its *kind*. The functions at the end of this module look up the classes of recorded kinds, check
+that recorded states still fit these classes, and restore agents from checkpoints.
 """
 
 import importlib
@@ -35,25 +35,26 @@ if TYPE_CHECKING:
 
 
 DEFAULT_POLICY: Policy = Every(1.0)
-"""Default policy of fleets whose agents checkpoint on their own."""
+"""Default checkpoint policy of fleets whose agents checkpoint on their own."""
 
 LINE_PERIOD_LEAST_S = 0.5
-"""Smallest time between epochs that the coordinator of such a fleet makes from its recovery line: each one reads and writes all states."""
+"""Smallest time between two epochs that the coordinator of such a fleet makes from its recovery line. Each such epoch reads and writes all
+states."""
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
 """Default limit of sender logs in the store."""
 
 EPOCH_TIMEOUT_S = 60.0
-"""Default time after which an unfinished epoch is aborted. Raise it for agents with longer turns."""
+"""Default time after which an unfinished epoch is aborted. Use a longer time for agents with longer turns."""
 
 OBJECTIVE_MOST_S = 1e9
-"""Largest `rpo_s` and `rto_s`, some thirty years: in nanoseconds they still fit into 64 bits."""
+"""Largest value of `rpo_s` and `rto_s`, about thirty years. In nanoseconds such a value still fits into 64 bits."""
 
 BUSY_LIMIT_S = 300.0
-"""Default time for which code may block a host: enough for a solver, and short enough to catch an endless loop."""
+"""Default time for which agent code may block a host: long enough for a solver, and short enough to detect an endless loop soon."""
 
 BUSY_LIMIT_S_MIN = 2.0
-"""Smallest `busy_limit_s`: shorter blockages are normal, and the loop is checked only once a second."""
+"""Smallest `busy_limit_s`. Shorter blockages are normal, and the event loop is checked only once a second."""
 
 AgentSource = Agent | Callable[[], Agent]
 
@@ -66,33 +67,33 @@ class Fleet:
 
     Args:
         name: the fleet's name; `[A-Za-z0-9_.-]{1,128}`.
-        agents: agent id → agent, or a function without arguments that makes the agent. With functions a host makes only its own agents. The functions
-            must make the same agents in every process.
-        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and
-            Yang's stamps with Chandy and Lamport's markers), "koo-toueg". Agents checkpoint on their own: "uncoordinated",
-            and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md says
-            which to take).
-        triggers: when to take checkpoints. Coordinated fleets take one `Every` for all agents together; without it checkpoints are taken manually
-            (`snapline snapshot create`). Agents that checkpoint on their own do so as soon as one of `Every`, `EveryMessages`, `Adaptive` requires
-            it; default: every second. With `Manual()` only `ctx.checkpoint()` and the protocol take checkpoints.
+        agents: agent id → agent, or a function without arguments that makes the agent. If functions are given, each host makes only its own
+            agents. The functions must make the same agents in every process.
+        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and Yang's stamps with Chandy
+            and Lamport's markers), "koo-toueg". Agents checkpoint on their own: "uncoordinated", and communication-induced "bcs", "hmnr",
+            "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md compares them).
+        triggers: when to take checkpoints. Coordinated fleets accept one `Every` for all agents together; without it, checkpoints are taken
+            manually (`snapline snapshot create`). Agents that checkpoint on their own do so as soon as one of `Every`, `EveryMessages`,
+            `Adaptive` requires a checkpoint; default: every second. With `Manual()` only `ctx.checkpoint()` and the protocol take
+            checkpoints.
         stop_when: predicate called with each complete cut (or only the newest, if the predicate is slow); `True` ends the fleet. It must be a stable
             property, one that stays true once it is true (Chandy and Lamport 1985, section 1), such as "all agents are done and nothing is in
             transit".
         epoch_timeout_s: time after which an unfinished epoch is aborted.
-        log_bytes_max: limit of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino effect) is paused
-            briefly for a cut that ends the logs.
+        log_bytes_max: limit of sender logs in the store. Above it, a fleet whose recovery line does not advance (domino effect) is paused
+            briefly for a consistent cut, after which the logs are deleted.
         place: placement rules: agent id, or id prefix followed by an asterisk → one or more hosts. The first matching rule applies, as long as one of
-            its hosts is present. Spawned agents start on the host of their parent.
-        rpo_s, rto_s: objectives in seconds: the most work that a failure may undo, and the longest recovery, from the first suspicion until all hosts
-            have applied the plan. They change no behaviour: the coordinator reports missed objectives in `snapline status`, in the view and in its
-            log. None: no report.
-        busy_limit_s: a host ends itself, and its fleet recovers, when agent code has blocked its event loop for this time
+            its hosts is present. A spawned agent starts on the host of its parent.
+        rpo_s, rto_s: objectives in seconds: the most work that a failure may undo, and the longest recovery, from the first suspicion of a
+            failure until all hosts have applied the recovery plan. These objectives change no behaviour: the coordinator reports missed
+            objectives in `snapline status`, in the view and in its log. None: no report.
+        busy_limit_s: if agent code blocks a host's event loop for this time, the host process exits and the fleet recovers
             (docs/durable-turns.md, "What may block"). None: never. Hosts of one fleet may differ in this.
-        simulate: name of a step → stub. Only `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the step's
-            function. The stub of an effect has the effect's name; its probe is `NAME/probe`, its compensation `NAME/undo`. Alternatively, a function
-            without arguments that makes this mapping for each run, so that runs share nothing.
+        simulate: name of a step → stub. Only `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
+            step's function. The stub of an effect has the effect's name; its probe is `NAME/probe`, its compensation `NAME/undo`.
+            Alternatively, a function without arguments that makes this mapping for each run, so that runs share no stubs.
         compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the agents' classes.
-            Functions elsewhere are never called, whatever the store names.
+            Functions in other modules are never called, even if data in the store names them.
 
     Raises:
         FleetDefinitionError: the definition is not valid.
@@ -130,7 +131,7 @@ class Fleet:
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
         self.compensation_modules = _modules_of(compensation_modules)
-        self.classes: dict[str, type[Agent]] = {}  # cache of found classes, by kind; even a large fleet has few
+        self.classes: dict[str, type[Agent]] = {}  # cache of classes that were found, by kind; even a large fleet has few kinds
         self._check()
 
     def _check(self) -> None:
@@ -189,14 +190,14 @@ class Fleet:
 
     @property
     def policy(self) -> Policy:
-        """Return when agents checkpoint on their own."""
+        """Return the policy by which agents checkpoint on their own."""
         if not self.triggers:
             return DEFAULT_POLICY
         return self.triggers[0] if len(self.triggers) == 1 else AnyOf(self.triggers)
 
     @property
     def period_ns(self) -> int:
-        """Return the nanoseconds between two periodic epochs; 0 = none."""
+        """Return the nanoseconds between two periodic epochs; 0 = no periodic epochs."""
         periods = [trigger.seconds for trigger in self.triggers if isinstance(trigger, Every)]
         if is_autonomous(self.protocol):
             return round(max(LINE_PERIOD_LEAST_S, min(periods, default=1.0)) * 1e9)
@@ -206,7 +207,7 @@ class Fleet:
         """Make one agent in its initial state and check that it can be checkpointed.
 
         Raises:
-            FleetDefinitionError, EncodingError: the agent cannot be made or checkpointed; names the agent and the field.
+            FleetDefinitionError, EncodingError: the agent cannot be made or checkpointed; the message names the agent and the field.
         """
         source = self.agents[agent]
         agent_object = source if isinstance(source, Agent) else source()
@@ -230,12 +231,13 @@ class Fleet:
                 "to 'undo' (and pay for it), 'keep' or 'recover'"
             )
         if isinstance(source, Agent):
-            # The definition is not changed: a later recovery to the initial states starts from it again.
+            # The agent in the definition stays unchanged, since a later recovery to the initial states starts from it
+            # again.
             agent_object = clone(agent_object, image)
         return agent_object
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
-        """Refuse a class that a recovery, perhaps in another process, could not find by its name."""
+        """Refuse a class that another process could not find by its name during a recovery."""
         try:
             module: object = sys.modules[agent_class.__module__]
             found_class = reduce(getattr, agent_class.__qualname__.split("."), module)
@@ -248,27 +250,27 @@ class Fleet:
             )
 
     def kind_of(self, agent: str) -> str:
-        """Return the kind to record as the agent's class before the agent has been made."""
+        """Return the kind that is recorded for the agent's class. The agent itself need not have been made yet."""
         source = self.agents[agent]
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
         function = getattr(source, "func", source)
-        named = function if hasattr(function, "__qualname__") else type(function)  # a repr has an address
+        named = function if hasattr(function, "__qualname__") else type(function)  # a repr would contain a memory address
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
-        """Return a digest that is equal on hosts that define the same fleet; hosts that disagree are rejected."""
+        """Return a digest that is equal on hosts that define the same fleet; the coordinator rejects hosts with another digest."""
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
-        # a fleet without these keeps the digest of earlier versions
+        # a fleet that uses none of these options keeps the digest of earlier versions
         places = (tuple(self.place.items()),) if self.place else ()
         objective_values = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
         objectives = tuple([(name, float(time_s)) for name, time_s in objective_values.items() if time_s is not None])
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
-        """Return the contents of the digest, as `name=value`, so that a rejection shows the differences."""
+        """Return the parts of the definition that the digest covers, as `name=value`; a rejection shows which of them differ."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
         names = ", ".join(sorted(agents))
         if len(names) > AGENTS_CHARACTERS_MAX:
@@ -289,13 +291,14 @@ class Fleet:
 
 
 AGENTS_CHARACTERS_MAX = 400
-"""Largest number of characters of agents' names in a rejection; further agents are only counted."""
+"""Largest number of characters that agents' names take in a rejection message; further agents are only counted."""
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules, with their submodules, whose functions may undo effects of agents of this class; `listed`: modules that the fleet names.
+    """Return the modules whose functions may undo effects of agents of this class; their submodules are included. `listed`: modules that
+    the fleet names.
 
-    For snapline's own classes this is only the package around the class, not all of snapline.
+    For a class of snapline itself, only the package around the class is returned, not all of snapline.
     """
     modules = [base.__module__ for base in agent_class.__mro__ if base not in Agent.__mro__]
     packages = [name.rpartition(".")[0] if name.startswith("snapline.") else name.partition(".")[0] for name in modules]
@@ -316,7 +319,7 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
     """Parse `Fleet(place=…)` into rules.
 
     Raises:
-        FleetDefinitionError: the value is not such a mapping; names the rule.
+        FleetDefinitionError: the value is not such a mapping; the message names the rule.
     """
     if not isinstance(place, Mapping):
         raise FleetDefinitionError(f"place is a {type(place).__qualname__}: give a dictionary, agents → hosts")
@@ -355,7 +358,7 @@ def stubs_of(fleet: Fleet) -> Stubs | None:
 
 
 def check_stubs(stubs: object) -> None:
-    """Raise FleetDefinitionError unless it is a mapping of names to functions."""
+    """Raise FleetDefinitionError unless the value is a mapping of names to functions."""
     if not isinstance(stubs, Mapping):
         raise FleetDefinitionError(f"simulate is a {type(stubs).__qualname__}: give a dictionary, step's name → stub")
     for name, stub in stubs.items():
@@ -374,12 +377,12 @@ def _is_objective(value: object) -> bool:
 
 
 def clone(agent: Agent, image: bytes) -> Agent:
-    """Return a second agent of the same class with the state of `image`."""
+    """Return a second agent of the same class, with the state from `image`."""
     return restore_agent(type(agent), image)
 
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
-    """Return an agent of `agent_class` with the state of `image`, without calling its constructor."""
+    """Return an agent of `agent_class` with the state from `image`; the constructor is not called."""
     agent_object = agent_class.__new__(agent_class)
     agent_object.state = agent_type(agent_class).state_decoder.decode(image)
     return agent_object
@@ -389,7 +392,8 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
     """Encode an agent's state, and check that it decodes to an equal state.
 
     Raises:
-        EncodingError: the state cannot be saved; names agent, field, the handlers that may have caused it, and next step.
+        EncodingError: the state cannot be saved; the message names the agent, the field, the handlers that may have caused the error, and
+            the next step.
     """
     image = encode_unchecked(agent, made, known, handlers)
     if known.state_type is not None:
@@ -401,10 +405,11 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
 
 
 def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state as `encode_state`, where `check_state_image` follows.
+    """Encode an agent's state like `encode_state`, but without its check. The caller calls `check_state_image` afterwards.
 
     Raises:
-        EncodingError: the state cannot be encoded; names agent, field, the handlers that may have caused it, and next step.
+        EncodingError: the state cannot be encoded; the message names the agent, the field, the handlers that may have caused the error, and
+            the next step.
     """
     try:
         if known.agent_class.allow_pickle:
@@ -426,10 +431,10 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """Refuse a state in which a field holds another type than declared: it can be written, and only a recovery would fail.
+    """Refuse a state in which a field holds another type than declared. Such a state could be written, but a recovery from it would fail.
 
     Raises:
-        EncodingError: a field holds another type; names agent, field, and the handlers that may have caused it.
+        EncodingError: a field holds another type; the message names the agent, the field, and the handlers that may have caused it.
     """
     try:
         known.state_reader.decode(skeleton)
@@ -444,7 +449,7 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
     """Refuse a state that cannot be decoded again, or that decodes to another state.
 
     Raises:
-        FleetDefinitionError: the state is refused; names the agent and the problem.
+        FleetDefinitionError: the state is refused; the message names the agent and the problem.
     """
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:
@@ -463,10 +468,10 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
 
 
 def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
-    """Load `MODULE:FLEET`, where FLEET is a Fleet or a function that returns one; `arguments` are the function's.
+    """Load `MODULE:FLEET`, where FLEET is a Fleet or a function that returns one; `arguments` are passed to the function.
 
     Raises:
-        FleetDefinitionError: one sentence on what is wrong with `target` or an argument.
+        FleetDefinitionError: `target` or an argument is wrong; the message is one sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -502,7 +507,7 @@ def load_function(target: str) -> Callable[..., object]:
     """Load the function that `MODULE:FUNCTION` names.
 
     Raises:
-        FleetDefinitionError: one sentence on what is wrong with `target`.
+        FleetDefinitionError: `target` is wrong; the message is one sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -549,16 +554,17 @@ def _attribute(module: object, module_name: str, attribute: str, wanted: str = "
 
 
 REFUSALS_NAMED_MAX = 3
-"""Largest number of classes named when a line is refused: the coordinator accepts reasons of 2,000 characters, and each class takes up to 500."""
+"""Largest number of classes named when a recovery line is refused. The coordinator accepts reasons of 2,000 characters, and each class
+takes up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
     """Return the agent class recorded as `module:Class`.
 
-    Only subclasses of Agent are returned: a name from a checkpoint or a peer cannot run other code.
+    Only subclasses of Agent are returned, so that a name from a checkpoint or a peer cannot run other code.
 
     Raises:
-        EncodingError: there is no such class.
+        EncodingError: no agent class has this name.
     """
     known = fleet.classes.get(kind)
     if known is None:
@@ -567,7 +573,7 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """Return the class recorded as `kind`; None if the class is missing: its records can still be read."""
+    """Return the class recorded as `kind`; None if the class is missing. Records of a missing class can still be read."""
     try:
         return find_class(fleet, kind)
     except EncodingError:
@@ -591,9 +597,9 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
-    """Return agent → migration plan, for all checkpoints of a recovery line at once; unborn agents have none.
+    """Return the mapping from agent to migration plan for all checkpoints of a recovery line. Unborn agents have no plan.
 
-    No migration runs and no state is decoded. Either the whole fleet is refused, or all versions can be loaded.
+    This function runs no migration and decodes no state. It either refuses the whole fleet or confirms that all versions can be loaded.
 
     Raises:
         MigrationError: a class is missing, or a state cannot be migrated to its class's version. The message names one agent of each class and
@@ -620,7 +626,7 @@ def _refuse(errors: list[EncodingError]) -> NoReturn:
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
-    """Return the agent of a checkpoint; `contents` are the bytes of its state's parts.
+    """Return the agent of a checkpoint; `contents` are the bytes of the parts of its state.
 
     Raises:
         EncodingError: the class is missing, the state's type has changed without a migration, or the state does not decode.
@@ -629,7 +635,7 @@ def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
 
 
 def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """Return the agent of a checkpoint, and the chunks of its state's parts (none after a migration).
+    """Return the agent of a checkpoint, and the chunks of the parts of its state (no chunks after a migration).
 
     Raises:
         EncodingError: the state does not decode, or a migration failed.

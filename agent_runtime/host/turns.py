@@ -1,7 +1,7 @@
-"""Runs turns: decodes the message, calls the handler, and returns the outcome. Makes no decisions.
+"""Runs turns: decodes the message, calls the handler, and returns the outcome. This module makes no protocol decisions.
 
 A handler that cannot suspend is called directly, without a task. A handler that can suspend (for example in `ctx.step`) gets a task, and other agents
-run meanwhile. A durable handler is driven without a task from one segment to the next (`durable.py`); its steps get tasks.
+run meanwhile. A durable handler runs without a task, one segment after the other (`durable.py`); its steps run in tasks.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTur
 
 
 class WaitingTurn:
-    """A durable turn whose handler waits at an entry of its journal. `work`: that of the step, or effect, at which it waits."""
+    """A durable turn whose handler waits for an entry of its journal. `work`: the function call of the step or effect that the handler
+    waits for."""
 
     __slots__ = ("coroutine", "ctx", "work")
 
@@ -66,7 +67,7 @@ class WaitingTurn:
         self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
-        """Close the handler of a turn that was undone. A handler that does not end (it waits again, or raises) is abandoned."""
+        """Close the handler of a turn that was undone. A handler that waits again or raises on closing is abandoned."""
         self.ctx.go_on()
         with contextlib.suppress(Exception):
             self.coroutine.close()
@@ -76,7 +77,7 @@ class WaitingTurn:
 async def step_of(
     command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, report: Callable[[ev.StepEnded], None]
 ) -> None:
-    """Run a step, or an effect, of a durable turn; report how it has ended."""
+    """Run a step or an effect of a durable turn, and report its outcome."""
     call = LastCall(work.timeout_s or 0.0, world)
     unawaited.enter_turn()
     try:
@@ -90,7 +91,7 @@ async def step_of(
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise  # a plan has undone the turn
+            raise  # a recovery plan has undone the turn
         outcome, result = FAILED, encode_error(error)
     except (Exception, SystemExit) as error:
         outcome, result = FAILED, encode_error(error)
@@ -99,7 +100,7 @@ async def step_of(
 
 
 class LastCall:
-    """Calls of an effect, and how long the last one may still run."""
+    """The calls made for one effect, and the time for which the last call may still run."""
 
     def __init__(self, timeout_s: float, world: TurnEnvironment) -> None:
         self._timeout_s = timeout_s
@@ -107,7 +108,7 @@ class LastCall:
         self._begun_ns: int | None = None
 
     def began(self) -> None:
-        """Record that a call begins now."""
+        """Record that a call of the effect begins now."""
         self._begun_ns = self._world.elapsed_ns()
 
     def late_s(self) -> float:
@@ -125,7 +126,7 @@ async def _result_of_work(
     result = await _effect_of(command, work, world, call)
     return (
         None if work.intent.is_undo else result
-    )  # nobody reads a compensation's result, so an unencodable one is not a failure
+    )  # no code reads a compensation's result, so a result that cannot be encoded is not a failure
 
 
 async def _effect_of(
@@ -150,7 +151,8 @@ async def _effect_of(
 async def _probe_first(
     command: ev.RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
-    """Never repeat a call without a probe: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
+    """Call the probe before each repetition. An earlier call, even one by this process, may have done the effect or may still run for up to
+    `timeout_s`."""
     assert work.timeout_s is not None
     left_s = work.timeout_s if command.is_in_doubt else None
     for wait_s in (*asking.waits_s, None):
@@ -177,7 +179,8 @@ def refused(
     *,
     create: Callable[[ev.StartTurn], None],
 ) -> ev.TurnFailed:
-    """Return the end of a turn whose handler is not called. An agent that it was to create lives on in its first state, unless not to be made."""
+    """Return the end of a turn whose handler is not called. If the turn creates an agent, the agent starts in its initial state, unless
+    `is_made` is false."""
     if turn.what == "create" and turn.is_made:
         with contextlib.suppress(Exception):
             create(turn)
@@ -199,7 +202,7 @@ _DURABLE_HANDLER_ADVICE = (
 
 
 def foreign(awaited: object) -> UsageError:
-    """The error of a durable handler that awaited something else than the runtime's."""
+    """Return the error for a durable handler that awaited an object that does not belong to the runtime."""
     kind = type(awaited).__qualname__
     return UsageError(
         f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_DURABLE_HANDLER_ADVICE}"
@@ -207,17 +210,18 @@ def foreign(awaited: object) -> UsageError:
 
 
 def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
-    """The loop's task factory while a durable handler runs.
+    """Refuse to create a task: this is the event loop's task factory while a durable handler runs.
 
     Raises:
-        UsageError: always. After a recovery a task outside the turn would run again, or not at all.
+        UsageError: always. After a recovery a task outside the turn would run a second time, or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_DURABLE_HANDLER_ADVICE}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
-    """Return the same error for code that demands to run in an asyncio task, as a durable handler does not; others unchanged."""
+    """Return the same usage error for code that requires a running asyncio task, since durable handlers run without one. Other errors are
+    unchanged."""
     message = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
         usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_DURABLE_HANDLER_ADVICE}")
@@ -227,11 +231,11 @@ def of_a_task(error: BaseException) -> BaseException:
 
 
 CAUSES_MAX = 20
-"""Largest number of chained errors that are searched: real code raises fewer."""
+"""Largest number of chained exceptions that are searched; real code chains fewer."""
 
 
 def is_of_step(error: BaseException | None) -> bool:
-    """Return whether a failed step caused this error: itself, or one that was raised from it, or while it was handled."""
+    """Return whether this error is a failed step's error, or was raised from one, or was raised while one was handled."""
     for _ in range(CAUSES_MAX):
         if error is None or isinstance(error, EffectFailedError):
             return False
@@ -242,7 +246,7 @@ def is_of_step(error: BaseException | None) -> bool:
 
 
 def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
-    """The error of a durable turn that the present code cannot go on with."""
+    """Return the error for a durable turn that the present code cannot continue."""
     return DivergenceError(f"the turn of agent {turn.agent!r} cannot continue: {why}. Run the code that began the turn")
 
 
@@ -250,15 +254,15 @@ COPIED_BYTES_MAX = 4096
 """Largest message whose body costs less to copy than to view."""
 
 _DROPPED = Handler(LATE_REPLY, lambda agent, message, ctx: None, type(None), None, awaits=True)
-"""Handler of the reply to a call that has given up."""
+"""Handler for a reply that arrives after its call has timed out."""
 
 
 class NotUndoneError(EffectFailedError):
-    """Compensations of a failed turn have failed as well; another attempt of the same turn cannot change that."""
+    """Compensations of a failed turn have failed as well; retrying the turn cannot help."""
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """Undo the effects of a permanently failed turn, in the turn after it."""
+    """Undo the effects of a permanently failed turn. This handler runs as the turn that follows it."""
     failed = []
     for effect in message:
         try:
@@ -288,13 +292,13 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
 
 
 def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Return the same for a message followed by a trace, of a call, or of the runtime's own."""
+    """Return the same as `decode_for`, for a call, a message of the runtime itself, or a message followed by trace data."""
     name, body = split_message(turn.payload)
     handler, call = known.handlers.get(name), b""
     if handler is None:
         if name == LATE_REPLY:
             return _DROPPED, None, b""
-        if name == UNDO_NAME and turn.sender == turn.agent:  # else a sender could choose the functions
+        if name == UNDO_NAME and turn.sender == turn.agent:  # otherwise a sender could choose which functions are called
             return _UNDOING, read_undo(body), b""
         call, payload = read_call(turn.payload)
         name, body = split_message(payload)
@@ -320,27 +324,28 @@ def _decode(turn: ev.StartTurn, handler: Handler, body: bytes | memoryview) -> o
 _Coroutine = Coroutine[object, None, None]
 
 TRACEBACK_CHARACTERS_MAX = 4000
-"""Largest number of characters kept of a dead letter's traceback, from its end; with 100 letters kept that is at most 400 KB an agent."""
+"""Number of characters kept from the end of a dead letter's traceback. With 100 dead letters kept, an agent needs at most 400 KB."""
 
 RESERVED_BYTES_MIN = 64 * 2**20
-"""Smallest size of buffers that are reserved in advance: below it, the first capture takes only some tens of milliseconds longer than later ones."""
+"""Smallest size of buffers that are reserved in advance. Below this size the first capture is only some tens of milliseconds slower than
+later ones."""
 
 FORK_TIMEOUT_S = 60.0
-"""Time limit for a forked capture, equal to the default epoch timeout: a later image is useless."""
+"""Time limit for a forked capture, equal to the default epoch timeout: an image that arrives later is useless."""
 
 VIEWED_ARRAYS_BYTES_MAX = 64 * 2**20
-"""Largest size of arrays in a live state that can be shown: copying them takes some tens of milliseconds."""
+"""Largest total size of arrays in a live state that can be displayed; copying this size takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
-"""Largest image that is decoded after its turn, to check that it can be restored as declared: 0.4 µs for most, about 10 µs at most. A larger state is
-checked only at its capture."""
+"""Largest image that is decoded after its turn to check that it can be restored as declared. The check takes 0.4 µs for most images and
+about 10 µs at most. A larger state is checked only when it is captured."""
 
 
 class RunningTurn(Protocol):
-    """A handler that was started and may wait."""
+    """A started handler that may wait."""
 
     def cancel(self) -> object:
-        """Cancel the handler: its turn has been undone."""
+        """Cancel the handler, since its turn has been undone."""
 
 
 def _as_task(coroutine: "_Coroutine") -> RunningTurn:
@@ -352,7 +357,7 @@ def _on_start(agent: Agent, _message: object, ctx: Context) -> "_Coroutine | Non
 
 
 class _Running:
-    """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
+    """One agent's object, and the image of its state after its last turn. If the next turn fails, the state is restored from the image."""
 
     __slots__ = (
         "agent",
@@ -375,26 +380,27 @@ class _Running:
         self.on_error = type(agent).on_error or "undo"
         self.encoder: StateEncoder | None = None
         self.image = b""
-        self.before: object = None  # decoded image, between a failure and the undo
+        self.before: object = None  # decoded image, from the failure of a turn until its undo
         self.handling: _Coroutine | None = None  # coroutine of the handler in `task`
         self.task: RunningTurn | None = None
         self.flight: WaitingTurn | None = None
         self.warned = False
-        self.authors: dict[str, None] = {}  # handlers that ran since the last capture
-        self.imaged_authors = Authors()  # of that capture
+        self.authors: dict[str, None] = {}  # handlers that have run since the last capture
+        self.imaged_authors = Authors()  # the handlers that had run before that capture
 
     def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
-        """Note that the handler may wait: the coroutine that it returned runs in a task."""
+        """Note that the handler may wait, since its coroutine runs in a task."""
         self.handling, self.task = handling, task
 
     def cancel(self, task: RunningTurn) -> None:
-        """Cancel the task of a turn that was undone. Python would warn of a handler that its task has not reached: it was never awaited."""
+        """Cancel the task of a turn that was undone. The coroutine is closed if the task has not started it; otherwise Python would warn
+        that it was never awaited."""
         task.cancel()
         if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
             self.handling.close()
 
     def take_authors(self) -> Authors:
-        """Return the handlers run since the last capture that could be used, as far as that is known yet."""
+        """Return the handlers that have run since the last successful capture, as far as its success is known yet."""
         earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
         self.imaged_authors, self.authors = Authors({**earlier, **self.authors}), {}
         return self.imaged_authors
@@ -403,8 +409,8 @@ class _Running:
 class Turns:
     """The agent objects of one host, and their turns.
 
-    `report` gets TurnEnded or TurnFailed when a turn in a task has ended, and `step_ended` is called when a step of a durable turn has ended. `warn`
-    gets a sentence; `start` runs a handler or a step that may wait.
+    `report` is called with TurnEnded or TurnFailed when a turn that ran in a task has ended. `step_ended` is called when a step of a
+    durable turn has ended. `warn` is called with the text of a warning. `start` runs a handler or a step that may wait.
     """
 
     def __init__(
@@ -433,14 +439,14 @@ class Turns:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def welcomed(self, cluster: str) -> None:
-        """Set the id of the fleet's run. Seeds of durable turns follow from it."""
+        """Set the id of the fleet's run; the seeds of durable turns are derived from the id."""
         self._cluster = cluster
 
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
 
     def use_store(self, *, takes_outputs: bool) -> None:
-        """Set whether the store takes outputs: effects need them."""
+        """Set whether the store accepts outputs, which effects need."""
         self._takes_effects = takes_outputs
 
     def has(self, agent: str) -> bool:
@@ -448,12 +454,12 @@ class Turns:
         return agent in self._running
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return the description of its class; None if its object is not here."""
+        """Return the description of the agent's class; None if the agent's object is not here."""
         running = self._running.get(agent)
         return None if running is None else running.known
 
     def look_at(self, agent: str) -> bytes:
-        """Return an agent's current state as one record without parts, for display. Must not be called within a turn.
+        """Return an agent's current state as one record without parts, for display. Callers must not call this method within a turn.
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
@@ -475,7 +481,7 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def object_of(self, agent: str) -> Agent:
-        """Return the agent itself. For tests; its state is its own."""
+        """Return the agent's object. Only tests call this method, and they must not change the object's state."""
         return self._running[agent].agent
 
     def forget(self, agent: str) -> None:
@@ -490,11 +496,11 @@ class Turns:
             self.forget(agent)
 
     def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
-        """Return the image of an agent's state, its type and its schema version; the image may omit what `base` has.
+        """Return the image of an agent's state, its type and its schema version; the image may omit data that `base` contains.
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
-            ArenaBusyError: earlier images have not been written yet; not raised if agents checkpoint on their own.
+            ArenaBusyError: earlier images have not been written yet. Fleets whose agents checkpoint on their own never get this error.
         """
         running = self._running[agent]
         image = self._image(agent, running, base)
@@ -511,16 +517,17 @@ class Turns:
         except ArenaBusyError:
             if not self._is_logged:
                 raise
-            # A forced checkpoint cannot be skipped while earlier ones wait for the store: it gets its own memory.
+            # A forced checkpoint cannot be skipped while earlier checkpoints wait for the store, so it gets memory of
+            # its own.
             return self._encoder_for(running.agent, ArenaPool()).encode(running.agent.state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
-        """Return the image of the state with which the agent's suspended turn began. The base has most of a large state, and identifies it by its
-        digests."""
+        """Return the image of the state with which the agent's suspended turn began. Most of a large state is already in the base, which
+        identifies the data by digests."""
         if len(running.image) > UNDO_STATE_BYTES_MAX:
-            with contextlib.suppress(Exception):  # checks of images report a state that does not decode
+            with contextlib.suppress(Exception):  # the image checks report a state that does not decode
                 state = running.known.state_decoder.decode(running.image)
                 return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
         return StateImage(running.image)
@@ -535,20 +542,20 @@ class Turns:
         sizes: list[int] = []
         if "numpy" in sys.modules or "torch" in sys.modules:
             for agent in objects:
-                with contextlib.suppress(EncodingError):  # The capture will report it.
+                with contextlib.suppress(EncodingError):  # The capture will report the error.
                     sizes += self._encoder_for(agent, self.arena).buffer_sizes(agent.state)
         return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Allocate these buffers in advance; this takes seconds for gibibytes, so not on the loop."""
+        """Allocate these buffers in advance. This takes seconds for gibibytes, so callers must not run it on the event loop."""
         for size in sizes:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> StateImage | None:
-        """Return an image that a child process encodes; None if the agent does not use forks, or no fork is possible now.
+        """Return an image that a forked child process encodes; None if the agent does not use forks, or if no fork is possible now.
 
-        If a child dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes on its own could not be repeated,
-        since its logs are gone. So these checkpoints are never forked.
+        If the child process dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes on its own could
+        not be repeated, since the agent's logs are already dropped. So such checkpoints are never forked.
         """
         encoder, state = running.encoder, running.agent.state
         if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
@@ -563,12 +570,12 @@ class Turns:
             return None
         try:
             child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
-        except StoreError:  # Too many at once, or no memory for one more.
+        except StoreError:  # Too many child processes run at once, or there is no memory for another.
             return None
         return StateImage(b"", pending=child.result, on_release=[child.close])
 
     def undo(self, agent: str) -> None:
-        """Put back the state from before the turn that has just failed."""
+        """Restore the state that the agent had before the turn that has just failed."""
         running = self._running[agent]
         running.agent.state, running.before = running.before, None
         running.authors = {}
@@ -576,7 +583,7 @@ class Turns:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def check_input(self, agent: str, payload: bytes) -> str:
-        """Return why the agent cannot take this message from outside, or "". An agent that is not here is not checked."""
+        """Return the reason why the agent cannot accept this input, or "". Inputs for an agent that is not here are not checked."""
         running = self._running.get(agent)
         if running is None:
             return ""
@@ -592,7 +599,7 @@ class Turns:
         return ""
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run one turn, or a segment of one; return its end, or None if it goes on in a task and will be reported."""
+        """Run one turn or segment and return its end. None: the turn continues in a task, and its end will be reported."""
         if turn.refusal:
             return refused(turn, self.type_of, self._world.now_ns(), create=self._create)
         if turn.what == "segment":
@@ -620,7 +627,7 @@ class Turns:
             return None
         has_ended = True
         try:
-            for _ in coroutine.__await__():  # ends without the exception that `send` would make and raise
+            for _ in coroutine.__await__():  # this end avoids the exception that `send` would create and raise
                 has_ended = False
                 break
         except FAILURES as error:
@@ -631,7 +638,7 @@ class Turns:
     # ---- durable turns --------------------------------------------------------------------------------------------
 
     def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the next segment, or all of them by the journal."""
+        """Run the next segment, or replay all segments from the journal."""
         running, durable_turn = self._running[turn.agent], turn.turn
         if durable_turn is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
@@ -649,7 +656,7 @@ class Turns:
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: WaitingTurn, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the handler until it asks for something that takes time."""
+        """Run the handler until it requests an operation that takes time."""
         ctx, running.flight = flight.ctx, None
         journal = ctx.journal
         assert journal is not None
@@ -677,7 +684,7 @@ class Turns:
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 
     def run_step(self, command: ev.RunStep) -> None:
-        """Run the step at which an agent's turn waits; its end is reported with `step_ended`."""
+        """Run the step at which an agent's turn waits; `step_ended` is called when the step has ended."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:
             coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
@@ -693,8 +700,8 @@ class Turns:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 ctx.close()
-                raise  # a plan has undone this turn
-            self._report(self._failed(turn, ctx, error))  # the handler awaited something that was cancelled
+                raise  # a recovery plan has undone this turn
+            self._report(self._failed(turn, ctx, error))  # the handler awaited a task or future that was cancelled
         except FAILURES as error:
             self._report(self._failed(turn, ctx, error))
         else:
@@ -703,7 +710,8 @@ class Turns:
     def _prepare(
         self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
     ) -> tuple[Callable[[Agent, Any, Context], "_Coroutine | None"], object, bool]:
-        """Find the handler, decode its message, and see whether it may wait. A failure here happens every time, and has changed nothing."""
+        """Find the handler, decode its message, and determine whether the handler may wait. A failure here would recur on every retry, and
+        has changed no state."""
         if turn.what == "create":
             self._create(turn)
         running = self._running.get(turn.agent)
@@ -735,7 +743,7 @@ class Turns:
         self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
 
     def _take_image(self, agent: str, running: _Running) -> None:
-        """Image the state. Check that a small image can be restored; larger ones are checked by the next capture.
+        """Take an image of the state. Check that a small image can be restored; the next capture checks larger ones.
 
         Raises:
             EncodingError: the state cannot be saved, or a field does not hold its declared type.
@@ -755,7 +763,7 @@ class Turns:
                 )
 
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
-        """End the turn of a handler that has returned. A state that it left unsavable fails this turn, not the epochs after it."""
+        """End the turn of a handler that has returned. If the new state cannot be saved, this turn fails, rather than later epochs."""
         if not ctx.close():
             return self._failed(turn, ctx, UsageError(CAUGHT))
         if ctx.unawaited or forgotten.freed:
