@@ -1,6 +1,7 @@
 """Draw the screen *Cut* of one snapshot: every agent's state, the messages in transit, and the differences from another snapshot.
 
-A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with messages in transit.
+A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with
+messages in transit.
 """
 
 import math
@@ -250,7 +251,10 @@ CURVE = 0.16
 
 
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
-    """Draw the picture. `counts`: (sender, receiver) → number of messages. Returns None if no messages are in transit or there are too many agents."""
+    """Draw the picture.
+
+    `counts`: (sender, receiver) → number of messages. Returns None if no messages are in transit or there are too many agents.
+    """
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= CIRCLE_AGENTS_MAX:
         return None

@@ -1,4 +1,7 @@
-"""Draw the screen *Epochs*: outcome and phases of the newest epochs, and the slowest host of each. The data comes from the log and survives restarts."""
+"""Draw the screen *Epochs*: outcome and phases of the newest epochs, and the slowest host of each.
+
+The data comes from the log and survives restarts.
+"""
 
 from collections.abc import Sequence
 
@@ -103,7 +106,10 @@ def no_history() -> Markup:
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """Draw a bar for each epoch, oldest first. The longest complete epoch fills the height, because an aborted epoch may have waited for minutes."""
+    """Draw a bar for each epoch, oldest first.
+
+    The longest complete epoch fills the height, because an aborted epoch may have waited for minutes.
+    """
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
     bars = [_bar(index * (BAR + GAP), epoch, most_s) for index, epoch in enumerate(epochs)]

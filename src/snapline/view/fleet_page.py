@@ -40,7 +40,8 @@ ROWS_MAX = 100
 
 BUSY_MAX = 20
 NOTICES_OPEN, NOTICES_MAX = 4, 100
-"""Number of concerns shown expanded below the headline, and number shown in all; the rest are collapsed. After an upgrade hundreds of agents may be stopped."""
+"""Number of concerns shown expanded below the headline, and number shown in all; the rest are collapsed. After an upgrade hundreds of
+agents may be stopped."""
 
 HOSTS_NAMED = 5
 TILES_MIN = 13
@@ -77,7 +78,10 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen *Fleet*. The results of one search and the hosts, which are the same for all viewers, are cached until they change."""
+    """Draws the screen *Fleet*.
+
+    The results of one search and the hosts, which are the same for all viewers, are cached until they change.
+    """
 
     SEARCHES_KEPT = 64
 
@@ -111,7 +115,10 @@ class FleetScreen:
         ]
 
     def _section(self, standing: Heard, search: AgentSearch) -> Partial:
-        """Return the search form with its results. The form is sent again only when its choices change, since a viewer may be typing into it."""
+        """Return the search form with its results.
+
+        The form is sent again only when its choices change, since a viewer may be typing into it.
+        """
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 

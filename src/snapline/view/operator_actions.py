@@ -1,12 +1,13 @@
 """Run the actions that operators confirm. Each confirmation page belongs to one action, which runs at most once.
 
-Each page has an unguessable key, and its action stores the details shown on the page, such as a host's generation or the plan. So the action
-does exactly what the page showed, even after a change of leader, and regardless of the form's content. If a form is submitted again, by a
-reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect; open a new page.
+Each page has an unguessable key, and its action stores the details shown on the page, such as a host's generation or the plan. So the
+action does exactly what the page showed, even after a change of leader, and regardless of the form's content. If a form is submitted again,
+by a reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect; open a new
+page.
 
 Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's numbers. Actions
-on stored snapshots (tags, pins and forks) change the store directly, like the CLI commands. They need the fleet's folder on this machine, and
-the coordinator's audit log does not contain them.
+on stored snapshots (tags, pins and forks) change the store directly, like the CLI commands. They need the fleet's folder on this machine,
+and the coordinator's audit log does not contain them.
 """
 
 import asyncio
@@ -60,7 +61,10 @@ Fields = Mapping[str, str]
 
 
 class ActionField(msgspec.Struct, frozen=True):
-    """Form field that the operator fills in. `choices`: value and label of each choice; if empty, the field takes text of at most `characters_max`."""
+    """Form field that the operator fills in.
+
+    `choices`: value and label of each choice; if empty, the field takes text of at most `characters_max`.
+    """
 
     name: str
     label: str

@@ -21,7 +21,8 @@ class Partial(msgspec.Struct, frozen=True):
 
     Attributes:
         html: HTML of the element.
-        key: the element is sent again when the key changes. If "", the HTML is the key. An element that contains other pieces has a key for the rest of its content.
+        key: the element is sent again when the key changes. If "", the HTML is the key. An element that contains other pieces has a key for
+            the rest of its content.
     """
 
     id: str

@@ -94,7 +94,10 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """Draw the whole screen. `effects`: epoch → effects that were open in the epoch's cut. `targets`: agents and epochs that have a page."""
+    """Draw the whole screen.
+
+    `effects`: epoch → effects that were open in the epoch's cut. `targets`: agents and epochs that have a page.
+    """
     form = _form(line, hosts, agents)
     one_failure = section("failure", "What a failure would cost now", form, line_result(line))
     each_failure = section("each", "Each failure", heat_map(lines), _silent(lines.silent_hosts))

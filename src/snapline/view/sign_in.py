@@ -1,7 +1,9 @@
-"""Control access to the view by a loopback address or by signing in with the token. The module also makes form tokens and the headers of every page.
+"""Control access to the view by a loopback address or by signing in with the token.
 
-Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). Without a token the view answers only
-requests with a loopback host name. With a token the view requires a cookie, which requests from other sites lack.
+The module also makes form tokens and the headers of every page.
+
+Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). Without a token the view answers
+only requests with a loopback host name. With a token the view requires a cookie, which requests from other sites lack.
 """
 
 import hashlib

@@ -283,7 +283,10 @@ Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen. `live` is None without a fleet, `trace` None without a trace. `epochs` returns the epochs that have a page."""
+    """Answers requests for the screen.
+
+    `live` is None without a fleet, `trace` None without a trace. `epochs` returns the epochs that have a page.
+    """
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
         self._show = show

@@ -1,4 +1,7 @@
-"""Read the state of a fleet for all viewers. The coordinator gets one request a second for any number of viewers, and no requests without viewers."""
+"""Read the state of a fleet for all viewers.
+
+The coordinator gets one request a second for any number of viewers, and no requests without viewers.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +21,8 @@ PERIOD_S = 1.0
 """Time between two status requests. Shorter is useless, because hosts report their state with heartbeats, which are not more frequent."""
 
 AGENTS_S = 30.0
-"""Time between two requests for the placement, because the answer is long for ten thousand agents. A change of hosts, plan or agent count causes an earlier request."""
+"""Time between two requests for the placement, because the answer is long for ten thousand agents. A change of hosts, plan or agent count
+causes an earlier request."""
 
 VIEWERS_MAX = 64
 """Largest number of concurrent viewer streams."""
