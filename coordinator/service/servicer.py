@@ -1,7 +1,8 @@
-"""The Coordinator service over gRPC: converts between protobuf messages and structs.
+"""gRPC service of the coordinator: converts between protobuf messages and structs.
 
-A host's messages are counted before they are parsed, and joined if they arrive in parts. Requests of tools about hosts are checked before the
-leader is asked. Ends of epochs (`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
+The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
+requests about hosts are checked before they reach the leader core. The outcomes of past epochs (`snapline snapshot
+history`) come from the replicated state, so they survive a change of leader.
 """
 
 import asyncio
@@ -80,21 +81,22 @@ from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""Largest message that is parsed without counting: even with the shortest entries it takes a few MiB of memory."""
+"""Largest message that is parsed without counting its entries. Even with the shortest entries, such a message takes only a few MiB of
+memory."""
 
 HOST_MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
 """Limits of a message in parts; hosts send parts of 1 MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
-"""Limits of a larger message. A definition has an entry and two fields for each possible agent. A report has the names of all agents, of twice as
-many departed ones, and numbers in the columns of 40 channels for each agent."""
+"""Limits on the entries and numbers of a larger message. A fleet definition has an entry and two fields for each possible agent. A report
+has the names of all agents, the names of twice as many departed agents, and numbers for 40 channels of each agent."""
 
 
 def read_host_message(data: bytes) -> HostMessage:
     """Decode a host's message.
 
     Raises:
-        ProtocolError: it is no message, or exceeds the limits.
+        ProtocolError: the data are not a host's message, or exceed the limits.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -102,17 +104,17 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """Joins the parts of one host's messages."""
+    """Joins the parts of messages that one host sends."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
     def take(self, data: bytes) -> HostMessage | None:
-        """Return the next message; None: more parts of it follow.
+        """Add received data and return the complete message, or None if more parts of the message follow.
 
         Raises:
-            ProtocolError: as `read_host_message`, or the message is too large.
+            ProtocolError: the message is too large, or `read_host_message` rejects it.
         """
         message = read_host_message(data)
         if not isinstance(message, MessagePart):
@@ -133,7 +135,7 @@ Hosts = Mapping[str, HostRecord]
 
 
 def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that agents may leave these hosts.
+    """Check that the agents of these hosts may be moved away.
 
     Raises:
         NotFoundError: there is no such host.
@@ -151,10 +153,10 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive, with this start; 0: any start.
+    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
 
     Raises:
-        NotFoundError, UsageError: there is no such host, or the check fails.
+        NotFoundError, UsageError: the host does not exist, or the check fails.
     """
     record = _record_of(hosts, host)
     if host_start and record.start != host_start:
@@ -164,10 +166,10 @@ def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
 
 
 def check_forgetting(state: FleetView, host: str) -> None:
-    """Check that the host's record is not needed.
+    """Check that the host's record is no longer needed.
 
     Raises:
-        NotFoundError, UsageError: there is no such host, or its record is needed.
+        NotFoundError, UsageError: the host does not exist, or its record is still needed.
     """
     record = _record_of(state.image.hosts, host)
     if not state.may_forget(host):
@@ -186,7 +188,10 @@ NS, DIGITS = 1e9, 6
 
 
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """Return the newest ended epochs, oldest first. Figures without a report are null. `stored`: all epochs in the store now."""
+    """Return the newest ended epochs, oldest first.
+
+    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
+    """
     image = state.image
     rows = [_row(end, state) for end in image.ends]
     return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
@@ -213,7 +218,7 @@ def _row(end: EpochEnd, state: FleetView) -> Rows:
 
 
 def _status(end: EpochEnd, state: FleetView) -> str:
-    """Return "aborted"; or "complete", "condemned" or "void" while the epoch is kept, then "forgotten"."""
+    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
     if not end.is_complete:
         return "aborted"
     record = state.image.epochs.get(end.epoch)
@@ -250,17 +255,17 @@ CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """Largest size of a snapshot's states and messages in one answer. The other half is for names and counters: 4 MiB for ten thousand agents."""
 
 LISTING_S = 2.0
-"""Time limit for the store to list its epochs; the history is then shown without them."""
+"""Time limit, in seconds, for the store to list its epochs; after it the history is shown without the store's list."""
 
 ANSWER_S = 0.1
-"""Time for the answer to be sent before the process ends."""
+"""Seconds between the answer and the end of the process, so that the answer can be sent."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
-"""Fields of a heartbeat and of a host's status, which are summed up in the fleet's status."""
+"""Fields of a host's heartbeat and status whose sums over all hosts appear in the fleet's status."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves hosts and tools."""
+    """gRPC handlers of the coordinator for hosts and tools."""
 
     def __init__(
         self,
@@ -295,7 +300,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """Serve one stream of a host: pass its messages to the core, and the core's directives to it, until the leadership ends."""
+        """Serve one stream of a host until the leadership ends: pass the host's messages to the leader core and the core's directives to
+        the host."""
         driver = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
@@ -324,7 +330,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.driver
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """Read and check the first message, which identifies the host; nothing else of the stream is used before."""
+        """Read and check the stream's first message, which identifies the host. No other message is processed before."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:
@@ -361,7 +367,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return driver
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
-        """Ensure that later reads see everything that was acknowledged before the call (linearizable)."""
+        """Ensure that later reads see every change acknowledged before this call (linearizable reads)."""
         if not is_stale_allowed:
             self._leading()
             await self._replica.driver.read(lambda: None)
@@ -451,7 +457,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
 
     async def _stored_epochs(self) -> list[int] | None:
-        """List stored epochs; None: the store does not answer in time."""
+        """Return the epochs in the store, or None if the store does not answer in time."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._store.epochs), LISTING_S)
         except (SnaplineError, OSError, TimeoutError):
@@ -518,7 +524,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Return agents' locations, for tools and for clients, which call the agents' hosts."""
+        """Return the hosts of agents to tools and to clients, which call these hosts."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
@@ -527,7 +533,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
-        """Take a launcher's report that a host's process has ended; `is_known`: the fleet counts this run as alive."""
+        """Handle a launcher's report that a host process has ended. `is_known` in the answer: the fleet counts this run as alive."""
         await self._check_own(context, HOST, request.host)
         driver = self._leading()
         record = self._state.image.hosts.get(request.host)
@@ -538,7 +544,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
-        """Take a host's report that its process lives while something blocks its event loop."""
+        """Handle a host's report that its process is alive although its event loop is blocked."""
         await self._check_own(context, HOST, request.host)
         self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
         return pb.ReportHostBusyReply()
@@ -577,7 +583,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """Check that a caller with this role acts for itself; other permitted callers may act for all."""
+        """Check that a caller with this role acts only for itself; callers with other permitted roles may act for all."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -588,7 +594,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
-        """Return released outputs; wait for one if there is none."""
+        """Return released outputs; if there are none, wait for one."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
@@ -612,7 +618,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
-        """Return this replica's status, leader or not."""
+        """Return this replica's status, whether it leads or not."""
         raft = self._replica.driver
         match request.verb:
             case "status":
@@ -629,7 +635,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Transfer the leadership to another replica. A replica may only transfer its own."""
+        """Transfer the leadership to another replica. A replica may only give up its own leadership."""
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
@@ -641,7 +647,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End this process once the answer is sent. The leader records the call first, then forwards it to another replica."""
+        """End this replica's process after the answer is sent.
+
+        The leader records a call for another replica before it forwards the call.
+        """
         name = request.name
         if name not in self._members:
             raise NotFoundError(f"no replica {name!r}: there are {', '.join(self._members)}")
@@ -658,9 +667,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        """Return the whole replicated state, with everything acknowledged before the call."""
+        """Return the whole replicated state, including every change acknowledged before the call."""
         await self._be_current()
         image = await asyncio.to_thread(
             zlib.compress, self._state.freeze(), 1
-        )  # the state of many agents shrinks to a tenth and fits into an answer
+        )  # compression shrinks a large state to a tenth, which fits into an answer
         return pb.BackupReply(image=image, cluster=self._store.store_id)

@@ -1,23 +1,22 @@
-"""Dependency records of the checkpoints of an uncoordinated or communication-induced fleet, as the coordinator knows them.
+"""Dependency records of a fleet's checkpoints under an uncoordinated or communication-induced protocol, as known to the coordinator.
 
 Theory of operation
 -------------------
-Hosts report one record per durable checkpoint, and from time to time (always when they freeze for a recovery) the counts
-of an agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. From these follow
+Hosts report one record per durable checkpoint. From time to time, and always when they freeze for a recovery, they also report the counts
+of each agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. The module computes from these reports:
 
-- `line`, the recovery line (protocols.md, section 6; G5): failed agents start at their last durable checkpoint,
-  survivors at their live state. A survivor never makes orphans, since its sends are never undone: only the
-  receives of its live state matter. With reports of frozen survivors the line is exact. Without reports, or with old
-  ones, it is an estimate: the line of an execution in which survivors have received no more than reported;
-- `total_line`, the line if all fail, which bounds every other from below; kept up to date with each checkpoint;
-- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents are of different age, and together need
-  not be a state that the fleet was ever in. So this takes the greatest consistent cut of the known states, keeps the
-  checkpoints that each *single* failure would need there, and touches nothing above the cut. Later events continue
-  that cut and need nothing else if every checkpoint inside the cut is known. So a live state behind a checkpoint
-  that is still being written does not count there;
+- `line`, the recovery line (protocols.md, section 6; G5): failed agents start at their last durable checkpoint, survivors at their live
+  state. A survivor never causes orphans, because its sends are never undone; only the receives of its live state matter. With reports of
+  frozen survivors the line is exact. Without reports, or with old reports, the line is an estimate: the line of an execution in which
+  survivors have received no more than reported;
+- `total_line`, the line if all agents fail. It bounds every other line from below and is updated with each checkpoint;
+- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents are of different age, and together need not be a state that
+  the fleet was ever in. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single* failure
+  would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else if every checkpoint inside the
+  cut is known. So a live state is ignored if its agent's newest checkpoint is still being written;
 - `received_on_total_line`, the numbers up to which senders may drop their logs (section 3).
 
-A recovery truncates the history: `roll_back` removes everything past its line, and numbers are used again from there.
+A recovery truncates the history: `roll_back` removes everything past the recovery line, and later checkpoints reuse the numbers.
 
 The caller's duties:
 
@@ -27,20 +26,20 @@ The caller's duties:
 3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`; a list from before a `roll_back`
    is invalid.
 
-`dependency_records` finds the line, `TotalLine` keeps the total line. Images of a `History` serve tests and debugging, and rebuild one from the
-content of a store.
+`dependency_records` computes the line; `TotalLine` maintains the total-failure line. Images of a `FleetHistory` serve tests and debugging,
+and rebuild a history from the content of a store.
 
 The total-failure line
 ----------------------
-`TotalLine` keeps it up to date while checkpoints are added. L is the greatest consistent cut of durable checkpoints: the line if all agents
-fail, "the line" below. A new checkpoint can only raise it. Recomputing it would cost the depth of the domino for each new checkpoint; this
-module updates it instead.
+`TotalLine` updates the total-failure line while checkpoints are added. L is the greatest consistent cut of durable checkpoints: the line if
+all agents fail, "the line" below. A new checkpoint can only raise it. Recomputing it would cost the depth of the domino for each new
+checkpoint; this module updates it instead.
 
-If an agent is to advance beyond L, its next checkpoint demands, by what it has received, that certain senders advance
-to certain checkpoints, which demand more in turn. Demands only grow with the checkpoint. So either this *climb* ends,
-and all agents in it advance together, or it meets a demand that no checkpoint fulfils yet, and the agent is *blocked*:
+An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. Their checkpoints
+demand more in turn. Later checkpoints demand more, never less. So either this *climb* ends, and all agents in it advance together, or it
+meets a demand that no checkpoint fulfils yet, and the agent is *blocked*:
 
-- missing (channel, count): no checkpoint of the channel's sender has sent that many. Only a new checkpoint of the
+- missing (channel, count): no checkpoint of the channel's sender has sent that many messages. Only a new checkpoint of the
   sender can unblock the agent;
 - another blocked agent that would have to advance. Only its advance can unblock the agent.
 
@@ -70,7 +69,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
-    """One kept checkpoint: cumulative counts by peer. Counts equal to those of the checkpoint before may be omitted."""
+    """One kept checkpoint, with cumulative message counts by peer. Counts equal to those of the previous checkpoint may be omitted."""
 
     number: int
     sent: Numbers = ()
@@ -79,7 +78,7 @@ class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentImage(msgspec.Struct, frozen=True, gc=False):
-    """One agent: its kept checkpoints, ascending, at least one; then its live report, with its newest checkpoint."""
+    """One agent's kept checkpoints, ascending, at least one, and its live report, which names its newest checkpoint."""
 
     agent: str
     checkpoints: tuple[CheckpointImage, ...] = (CheckpointImage(0),)
@@ -87,13 +86,13 @@ class AgentImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryImage(msgspec.Struct, frozen=True, gc=False):
-    """Complete history by agent, in the order in which agents became known."""
+    """Complete history of a fleet, by agent, in the order in which the agents became known."""
 
     agents: tuple[AgentImage, ...] = ()
 
 
 class LiveReport:
-    """Counts of a live state beyond the agent's last checkpoint, by channel; its turns; its newest checkpoint."""
+    """Message counts of an agent's live state beyond its last checkpoint, by channel, with its turns and its newest checkpoint."""
 
     __slots__ = ("received", "sent", "taken", "turns")
 
@@ -105,7 +104,7 @@ class LiveReport:
 
 
 def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports of one incarnation: all its counts are greater or equal."""
+    """Return the later of two reports of one incarnation, the one whose counts are all greater or equal."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -114,7 +113,7 @@ def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
 
 
 def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
-    """Return the report without what the agent's last checkpoint has reached."""
+    """Return the report without the counts that the agent's last checkpoint already includes."""
     last = records.last[agent]
     return LiveReport(
         {channel: count for channel, count in live.sent.items() if count > channel.sent.newest()},
@@ -125,7 +124,7 @@ def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
 
 
 def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
-    """Return the image of one agent, with the changes at each checkpoint."""
+    """Return the image of one agent; each checkpoint in it holds only the counts that changed."""
     checkpoints = []
     for number in records.numbers[agent]:
         known = records.checkpoints[agent][number]
@@ -138,20 +137,20 @@ def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImag
 
 
 def sent_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
-    """Counts by receiver, sorted."""
+    """Return the counts of sent messages by receiver, sorted."""
     return tuple(sorted((records.names[channel.receiver], count) for channel, count in counts))
 
 
 def received_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
-    """Counts by sender, sorted."""
+    """Return the counts of received messages by sender, sorted."""
     return tuple(sorted((records.names[channel.sender], count) for channel, count in counts))
 
 
 def load_checkpoints(records: Records, image: AgentImage) -> None:
-    """Add the checkpoints of an image to an agent that has only checkpoint 0.
+    """Add the checkpoints in an image to an agent that has only its checkpoint 0.
 
     Raises:
-        ProtocolError: numbers do not rise, or counts fall.
+        ProtocolError: checkpoint numbers do not rise, or counts fall.
     """
     agent = records.ordinals[image.agent]
     records.start_at(agent, image.checkpoints[0].number)
@@ -164,18 +163,18 @@ def load_checkpoints(records: Records, image: AgentImage) -> None:
 
 
 class Missing(msgspec.Struct, frozen=True, gc=False):
-    """No checkpoint of the channel's sender has sent `count` messages on it."""
+    """Missing demand: no checkpoint of the channel's sender has sent `count` messages on the channel."""
 
     channel: Channel
     count: int
 
 
 class Climb:
-    """Demands of one agent's advance, as far as they have been processed.
+    """Search for the agents that must advance together with one agent, and how far the search has come.
 
     Attributes:
-        levels: by agent, the checkpoint that it must reach; `demands` includes the receives up to it.
-        demands: by channel, the number of messages that its sender must have sent; not yet processed.
+        levels: by agent, the checkpoint that the agent must reach; `demands` includes the messages received up to that checkpoint.
+        demands: by channel, the number of messages that its sender must have sent; only demands not processed yet.
     """
 
     __slots__ = ("demands", "levels")
@@ -186,24 +185,24 @@ class Climb:
 
 
 class TotalLine:
-    """Keeps the line of all durable checkpoints of `records`, and in its columns the counts on it.
+    """Total-failure line: the greatest consistent cut of all durable checkpoints in `records`, with the message counts on it.
 
-    The caller's duty: after each change of the records, call the corresponding method before anything else.
+    The caller's duty: after each change of the records, call the corresponding method before any other.
 
     Attributes:
-        places: by ordinal, the checkpoint on the line.
+        places: by the agent's ordinal, the checkpoint on the line.
     """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self.places: list[int] = []
         self._reasons: list[Missing | int | None] = []  # reason why an agent is blocked; None: no newer checkpoint
-        self._blocked_by: list[dict[int, None]] = []  # by agent, the agents that it blocks
-        self._missing: list[dict[int, None]] = []  # by agent, the agents that miss a message of it
+        self._blocked_by: list[dict[int, None]] = []  # by agent, the agents that this agent blocks
+        self._missing: list[dict[int, None]] = []  # by agent, the agents that wait for its messages
         self._climbs: list[Climb | None] = []
 
     def grow(self) -> None:
-        """Add agents that have new ordinals, at their checkpoint 0."""
+        """Extend the line by the agents with new ordinals, each at its checkpoint 0."""
         while len(self.places) < len(self._records.names):
             self.places.append(self._records.last[len(self.places)])
             self._reasons.append(None)
@@ -226,7 +225,7 @@ class TotalLine:
         self._settle(undecided)
 
     def checkpoints_forgotten(self) -> None:
-        """Discard climbs after obsolete checkpoints are forgotten: a climb may be at such a checkpoint. Reasons stay true."""
+        """Discard all climbs after obsolete checkpoints were forgotten, because a climb may have stopped at one. Reasons stay true."""
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
@@ -244,7 +243,10 @@ class TotalLine:
         self._settle(list(range(count)))
 
     def _settle(self, undecided: list[int]) -> None:
-        """Give each of `undecided` a reason, or let it advance; the agents that it blocked are undecided then, too."""
+        """Give each agent in `undecided` a reason why it is blocked, or advance it.
+
+        The agents that an advancing agent blocked become undecided.
+        """
         while undecided:
             agent = undecided.pop()
             if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
@@ -267,7 +269,7 @@ class TotalLine:
         return self._continue_climb(climb) if reason is None else reason
 
     def _continue_climb(self, climb: Climb) -> Missing | int | None:
-        """Look at demands until one cannot be fulfilled, which is returned and stays, or none is left."""
+        """Process demands until none is left, or until one cannot be fulfilled. Return the obstacle; its demand stays in the climb."""
         demands, levels = climb.demands, climb.levels
         while demands:
             channel, count = demands.popitem()
@@ -286,7 +288,7 @@ class TotalLine:
         return None
 
     def _raise(self, climb: Climb, agent: int, number: int) -> Missing | int | None:
-        """Add the demands of `agent` reaching checkpoint `number`; return the first obstacle, if any."""
+        """Add the demands that arise when `agent` reaches checkpoint `number`; return the first obstacle, if any."""
         reason: Missing | int | None = None
         checkpoints = self._records.checkpoints[agent]
         level = climb.levels.get(agent, self.places[agent])
@@ -361,17 +363,17 @@ class TotalLine:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """Recovery line: by agent, the checkpoint it goes back to; None: it keeps its live state."""
+    """Recovery line: by agent, the checkpoint to which the agent returns, or None if the agent keeps its live state."""
 
     checkpoints: dict[str, int | None]
 
 
 class LineCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of a line, for the agents that do not keep their live state.
+    """Cost of a recovery line, for the agents that do not keep their live state.
 
     Attributes:
-        checkpoints: by agent, the number of durable checkpoints that it passes over; 0: it goes back to its last one.
-        turns: by agent, the reported turns undone. Agents without reports have no entry.
+        checkpoints: by agent, the number of durable checkpoints that the agent loses; 0: it returns to its last checkpoint.
+        turns: by agent, the number of reported turns that are undone. Agents without reports have no entry.
     """
 
     checkpoints: dict[str, int]
@@ -379,13 +381,13 @@ class LineCost(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetHistory:
-    """Records of one fleet's agents, and the lines that follow from them. Pure; never blocks."""
+    """Dependency records of one fleet's agents, and the recovery lines computed from them. Does no I/O and never blocks."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:
         """Create a history in which every one of `agents` has its checkpoint 0, with nothing sent and nothing received."""
         self._records = Records()
         self._total = TotalLine(self._records)
-        self._live: dict[int, LiveReport] = {}  # by ordinal; no entry: the last checkpoint
+        self._live: dict[int, LiveReport] = {}  # by ordinal; default: the last checkpoint
         for agent in agents:
             self.join(agent)
 
@@ -399,13 +401,13 @@ class FleetHistory:
     def add(
         self, agent: str, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int = 0
     ) -> None:
-        """Add a checkpoint that has become durable. Ignore one that is or was known.
+        """Add a checkpoint that has become durable. Adding a checkpoint that is or was known is a no-op.
 
         Args:
-            agent: its agent.
-            number: the one after the agent's last.
-            sent: by receiver, the last number sent, for channels that changed since the checkpoint before.
-            received: by sender, the last number received, for such channels.
+            agent: the agent that took the checkpoint.
+            number: the number that follows the agent's last checkpoint.
+            sent: by receiver, the number of the last message sent, for channels that changed since the previous checkpoint.
+            received: by sender, the number of the last message received, for channels that changed since the previous checkpoint.
             turns: the agent's turns up to the checkpoint, counted from its start; 0 if not counted.
 
         Raises:
@@ -440,7 +442,7 @@ class FleetHistory:
         checkpoint changes nothing.
 
         Args:
-            agent: whose state.
+            agent: the agent with this live state.
             received: by sender the last number received.
             sent: by receiver the last number sent.
             turns: the agent's turns so far, counted from its start; 0 if not counted.
@@ -467,7 +469,7 @@ class FleetHistory:
         """Return the recovery line for a simultaneous failure of the agents `failed`, by the orphan fix-point.
 
         Raises:
-            NotFoundError: one of them has not joined.
+            NotFoundError: one of the failed agents has not joined.
         """
         places = [LIVE] * len(self._records.names)
         for agent in failed:
@@ -492,7 +494,7 @@ class FleetHistory:
         return by_failure
 
     def total_line(self) -> dict[str, int]:
-        """Return the line if all agents fail. It only rises, except by a `roll_back` below it. O(agents)."""
+        """Return the line if all agents fail. The line only rises, except when `roll_back` goes below it. Takes O(agents) time."""
         places = self._total.places
         return {agent: places[ordinal] for ordinal, agent in self._members()}
 
@@ -513,10 +515,10 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """Return, by (sender, receiver), the numbers sent and not received inside `line`; only channels with any.
+        """Return the numbers of messages sent and not received inside `line`, by (sender, receiver); omit channels without such messages.
 
-        Only channels with an end that goes back: the link still holds messages between two agents that keep their live
-        state. The sends of a live sender are those of its last report.
+        A channel is included only if one of its agents returns to a checkpoint. The link still holds messages between
+        two agents that keep their live state. For a sender that keeps its live state, its last report tells what it sent.
         """
         places = self._places_of(line)
         in_transit = {}
@@ -537,11 +539,11 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """Return the kept checkpoints that no later line can need, also after recoveries; only agents that have any.
+        """Return the kept checkpoints that no later recovery line can need, even after recoveries; omit agents without such checkpoints.
 
-        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and
-        Fuchs 1995). An agent's newest checkpoint is not returned even if it is useless: the next record holds only
-        changes since that one. It is returned when there is a newer one.
+        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs
+        1995). An agent's newest checkpoint is not returned even if it is useless, because the next record holds only
+        the changes since then. It is returned once a newer checkpoint exists.
         """
         records = self._records
         cut = list(records.last)
@@ -580,7 +582,7 @@ class FleetHistory:
         return {sender: channel.received.on_line for sender, channel in channels.items() if channel.received.on_line}
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
-        """Forget obsolete checkpoints that have been deleted. Ignores checkpoints forgotten before.
+        """Forget obsolete checkpoints that have been deleted. Checkpoints forgotten before are ignored.
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -603,10 +605,10 @@ class FleetHistory:
     # -- recoveries ---------------------------------------------------------------------------------------------------
 
     def roll_back(self, line: Line) -> None:
-        """Roll back to the line of a committed plan: remove everything past it.
+        """Roll the history back to the line of a committed recovery plan: remove everything past the line.
 
-        Agents that go back continue with the number after the line's; their live reports are discarded. Agents without an
-        entry in `line` keep their live state.
+        Agents that return to a checkpoint number their next checkpoint directly after it; their live reports are
+        discarded. Agents without an entry in `line` keep their live state.
 
         Raises:
             NotFoundError: an agent has not joined, or has no such checkpoint; nothing is changed.
