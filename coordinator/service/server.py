@@ -1,7 +1,9 @@
-"""The coordinator's process: opens log and store, serves, leads, ends.
+"""Process of a coordinator replica: opens the log and the store, serves calls, leads if elected, and ends.
 
-After a signal, a running fleet takes a last snapshot. The hosts may be stopping, too, and need a coordinator for their last epoch. The leader begins one (`leader/fleet_end.py`). The other replicas stay
-until it is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does not run.
+After a stop signal, a running fleet takes a last snapshot. The hosts may be stopping, too, and need a coordinator for
+their last epoch. The leader begins this epoch (`leader/fleet_end.py`). The other replicas keep running until the epoch
+is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does
+not run.
 """
 
 import asyncio
@@ -63,11 +65,11 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.05
-"""Interval of checks whether the epoch is complete, which takes some tens of milliseconds."""
+"""Seconds between checks whether the last epoch is complete; an epoch takes some tens of milliseconds."""
 
 
 class CoordinatorStop:
-    """Planned stop of one process."""
+    """Planned stop of one coordinator process."""
 
     def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
         self._leadership = leadership
@@ -77,7 +79,7 @@ class CoordinatorStop:
         self._waiting: asyncio.Task[None] | None = None
 
     def asked(self) -> None:
-        """Handle a signal: end after a last snapshot or the time limit; after a second signal, end at once."""
+        """Handle a stop signal: end after a last snapshot or after the time limit. A second signal ends the process at once."""
         now_s = asyncio.get_running_loop().time()
         if self._waiting is not None and now_s < self._signal_s + SAME_SIGNAL_S:
             return
@@ -117,40 +119,41 @@ class CoordinatorStop:
 _log = logging.getLogger("snapline.coordinator")
 
 AWAY_LOOK_S = 1.0
-"""Interval of checks for an unreachable store: a mount takes seconds."""
+"""Seconds between checks of an unreachable store; mounting a file system takes seconds."""
 
 STORE_WAIT_LOG_CHECKS = 30
-"""Number of checks after which the wait is logged again."""
+"""Number of checks of an unreachable store after which the wait is logged again."""
 
 OTHER_STORE_CHECKS_MAX = 60
-"""Largest number of checks that find another store: a mount may be changing, or --store is wrong."""
+"""Largest number of checks that may find a different store. A mount may be changing; after this number, --store is assumed to be wrong."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 USER_ROLES = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 SERVER_STOP_S = 1.0
-"""Time limit for running calls when the run ends."""
+"""Seconds that running calls have to finish when the process ends."""
 
 HEALTH_S = 0.5
-"""Interval of health updates: half an election."""
+"""Seconds between health updates: half an election time-out."""
 
 SINGLE_REPLICA_ELECTION_S = (0.06, 0.12)
-"""Election time-outs of a replica without peers."""
+"""Election time-outs of a replica without peers, in seconds."""
 
 LOST_LOG_CHECK_S = 5.0
-"""Interval at which a replica without a leader, or without its log, checks whether too many logs are lost. It is longer than an
+"""Seconds between checks, by a replica without a leader or without its log, whether too many logs are lost. The interval is longer than an
 election, so that a learner that can become a voter has become one."""
 
 REFUSED_S = 2.0
-"""Time for which all other replicas must refuse this one, or use another transport, before it ends: they may not have dialled its address yet."""
+"""Seconds for which all other replicas must refuse this replica, or use another transport, before it ends. They may not have dialled its
+address yet."""
 
 END_CHECK_S, FOLLOWER_EXIT_DELAY_S = 1.0, 10.0
-"""Interval at which a non-leader checks whether the fleet has ended, and the time that it stays afterwards, because its leader needs it."""
+"""Seconds between a non-leader's checks whether the fleet has ended, and seconds that it stays afterwards because its leader needs it."""
 
 
 class FolderInUseError(UsageError):
-    """Data directory in use by another coordinator."""
+    """The data directory is in use by another coordinator."""
 
     exit_code = 11
 
@@ -159,24 +162,24 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a coordinator.
 
     Attributes:
-        data_dir: folder of its log; reusing it continues the same fleet.
+        data_dir: folder of the coordinator's log; reusing the folder continues the same fleet.
         store: the checkpoint store, a path or file:///… URL that all hosts share.
         hosts_expected: the fleet starts when this many hosts have joined.
         listen: "host:port"; port 0 takes the port of the previous run, or any free one.
         advertise: address for others; default: the listening address.
-        security: certificates, or loopback only.
+        security: certificates; without them the coordinator listens on loopback only.
         health: address that serves health without certificates (`telemetry/health.py`); empty: none.
         metrics: metrics endpoint (`telemetry/metrics_server.py`).
         spans: export to OpenTelemetry (`telemetry/spans.py`).
-        log_ids: ids in its log lines (`telemetry/log_lines.py`).
-        rejoin_grace_s: time that agents wait for their lost host before they move to others.
+        log_ids: ids in the coordinator's log lines (`telemetry/log_lines.py`).
+        rejoin_grace_s: seconds that agents wait for their lost host to return before they move to other hosts.
         keep_epochs: number of complete epochs that a recovery may return to, at least 2.
-        retention: older epochs that stay in the store; None: `keep_epochs`, and the default hours and days.
+        retention: policy for older epochs that stay in the store; None: `keep_epochs`, and the default hours and days.
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` is still answered.
         node: id of this replica of the coordinator.
         members: id → "host:port" of all replicas, equal on all and permanent; empty: this replica is alone.
-        begin_anew: a fleet whose snapshots are all damaged may begin from its initial states.
-        last_snapshot_s: time that a signal to stop waits for a snapshot of a running fleet; 0: none.
+        begin_anew: if all snapshots are damaged, the fleet may begin again from its initial states.
+        last_snapshot_s: seconds that a stop signal waits for a last snapshot of a running fleet; 0: take no snapshot.
     """
 
     data_dir: Path
@@ -222,7 +225,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
             process = _Process(options, store)
             stack.enter_context(
                 _stopped_by_signals(process.on_stop_signal)
-            )  # first, so that everything opened later is closed on a signal
+            )  # install signal handlers first, so that everything opened later is closed on a signal
             await open_health_server(stack, healthy, options.health)
             await open_metrics_server(stack, process.metrics_endpoint, options.metrics, options.node)
             stack.enter_context(options.log_ids.reading(process.standing))
@@ -230,10 +233,10 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
 
 
 async def _open_store(location: str, folder: Path) -> Store:
-    """Open the store. Only a replica without a log creates one; others wait for the store whose id is in their log.
+    """Open the store. Only a replica without a log creates a store; other replicas wait for the store whose id is in their log.
 
     Raises:
-        UsageError: no store can exist at the location, such as below a file; or another store remains there.
+        UsageError: no store can exist at the location, such as below a file; or the location keeps holding another store.
         StoreKeyError: the store has another key.
         StoreError: the store is damaged, or cannot be created now.
     """
@@ -366,7 +369,7 @@ class _Process:
         return self._leadership.exit_code
 
     def on_stop_signal(self) -> None:
-        """Make `run` return after a last snapshot, even if it has not begun."""
+        """Make `run` return after a last snapshot, even if `run` has not been called yet."""
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
@@ -400,7 +403,7 @@ class _Process:
             ) from error
 
     async def _watch_logs(self) -> None:
-        """End the process when so many replicas have lost their logs that no leader can be elected."""
+        """Watch the replicas and end the process when too many have lost their logs to elect a leader."""
         driver = self._replica.driver
         while True:
             if not self._is_alone:
@@ -428,7 +431,7 @@ class _Process:
             await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
-        """Wait until a replica without peers leads, so that no call is refused before."""
+        """Wait until a replica without peers leads, so that it refuses no call while it starts."""
         waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -440,7 +443,7 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """Set the health status: a replica without a majority is not serving. Feed the replicas' status to the leader core."""
+        """Set the health status (a replica without a majority is not serving), and pass the replicas' status to the leader core."""
         raft, options = self._replica.driver, self._options
         try:
             status = await raft.status()
@@ -465,7 +468,7 @@ class _Process:
                     return
 
     def _make_driver(self) -> LeaderRunner:
-        """Make the driver of a new leader. LogError, UsageError: log and store do not agree."""
+        """Create the driver of a new leader. Raises LogError or UsageError if log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -505,7 +508,7 @@ def _log_lost(lost: list[str], store: Store) -> ForeignLogError:
 
 
 def _check_store(state: FleetView, store: Store) -> None:
-    """Check that log and store agree.
+    """Check that the log and the store belong together.
 
     Raises:
         LogError: the log has lost its end.
@@ -588,7 +591,7 @@ def _write_address(data_dir: Path, address: str, listen: str) -> None:
 
 
 def read_address(data_dir: Path, field: str = "address") -> str:
-    """Return the address of `data_dir`'s coordinator, or its listening address (`field="listen"`); empty: it never ran."""
+    """Return the address of `data_dir`'s coordinator, or its listening address (`field="listen"`); empty: the coordinator never ran."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):

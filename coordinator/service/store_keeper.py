@@ -1,13 +1,14 @@
-"""The coordinator's work in the store: blocking calls, each on a thread and answered by one event.
+"""The coordinator's calls to the checkpoint store: each call blocks, runs on a thread and is answered by one event.
 
-Nothing is decided here. Failures are reported with the damaged path, or the reason why the store could not be used.
+This module makes no decisions. It reports each failure with the damaged path, or with the reason why the store could not be used.
 
 *Logs.* Batches of host logs that no epoch needs any more are deleted; `storage/log/log_deletions.py` decides which.
 
-*Releases.* A release has the outputs that agents have emitted since the previous epoch, read from the epoch's checkpoints. The manifest of the
-previous epoch has the numbers of the outputs already released. If that epoch is condemned, its bytes may be damaged, and it
-is unknown whether a leader has released it or is about to. So it is *closed*: an empty release is written for it, unless it has one already
-(files of releases are created exclusively). Then its release file shows what it has released.
+*Releases.* A release holds the outputs that agents have emitted since the previous epoch, read from the new epoch's checkpoints. The
+manifest of the previous epoch tells which outputs were released before. If the previous epoch is condemned, its bytes may be
+damaged, and it is unknown whether a leader has released its outputs or is about to. So that epoch is *closed*: an empty release is
+written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which
+outputs were released.
 """
 
 import functools
@@ -66,7 +67,7 @@ from snapline.storage.timestamps import instant
 
 
 class LogSweeper:
-    """Log sweeper of one coordinator. Batches and manifests are immutable, so each is read once."""
+    """Deletes batches of host logs for one coordinator. Batches and manifests are immutable, so each is read only once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -74,7 +75,7 @@ class LogSweeper:
         self._numbers: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
-        """Delete unneeded batches. The next sweep repeats what failed; if an epoch cannot be read, nothing is deleted."""
+        """Delete unneeded batches. The next sweep retries failed deletions. If an epoch cannot be read, nothing is deleted."""
         try:
             batches = self._read_batches()
             numbers = self._read_numbers(command.epochs) if batches else {}
@@ -102,7 +103,7 @@ class LogSweeper:
     def _read_batch(self, log: LogName, number: int) -> BatchNumbers | None:
         try:
             batch = self._store.read_batch(log, number)
-        except NotFoundError:  # another leader has deleted it
+        except NotFoundError:  # another leader has deleted the batch
             return None
         return None if batch is None else batch_numbers(log, number, batch)
 
@@ -121,7 +122,7 @@ Numbers = dict[str, int]
 
 
 class _CachedNumbers(msgspec.Struct, frozen=True):
-    """Cached numbers of an epoch: its root, and per agent the last input consumed and the last output emitted."""
+    """Cached facts of an epoch: its root, and for each agent the numbers of the last input consumed and the last output emitted."""
 
     root: str
     inputs: Numbers
@@ -137,16 +138,16 @@ class OutputReleaser:
         self._known: dict[int, _CachedNumbers] = {}
 
     def on_written(self, root: str, metadata: Metadata) -> None:
-        """Note a manifest that this process has written."""
+        """Cache the numbers of a manifest that this process has written."""
         self._note(metadata.epoch, _CachedNumbers(root, metadata.inputs, metadata.outputs))
 
     def known(self, epoch: int, root: str) -> tuple[Numbers, Numbers] | None:
-        """Return the cached inputs and outputs of an epoch; None: they are not cached."""
+        """Return the cached numbers of an epoch's inputs and outputs, or None if they are not cached."""
         known = self._known.get(epoch)
         return (known.inputs, known.outputs) if known is not None and known.root == root else None
 
     def release(self, command: ReleaseEpoch) -> EpochReleased:
-        """Release an epoch; repeating it succeeds."""
+        """Release the outputs of an epoch; repeating a release succeeds."""
         epoch = command.epoch
         try:
             now = self._store.confirm_damage(lambda: self._release(command))
@@ -169,12 +170,12 @@ class OutputReleaser:
         return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
-        """Write a release. None: there are no outputs, and later writers must not add any."""
+        """Write a release. `outputs=None` writes an empty release, to which later writers cannot add outputs."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
             if outputs or self._store.output_epochs():
-                raise  # otherwise ignore it: nothing was ever released into this store, so nothing has to be reverted
+                raise  # otherwise ignore the epoch: this store has no releases, so nothing must be reverted
 
     # ---- earlier releases -----------------------------------------------------------------------------------------
 
@@ -197,14 +198,14 @@ class OutputReleaser:
         self._write(ancestor.epoch, ancestor.root, after, None)
         try:
             released = self._store.read_release(ancestor.epoch)
-        except NotFoundError:  # a higher release exists, so this epoch was decided before
+        except NotFoundError:  # a release of a later epoch exists, so this epoch was closed or released before
             return {}
         return {output.agent: output.number for output in released.outputs}
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
-        """Return the outputs of the agents in `fresh` beyond these numbers, reading only their checkpoints."""
+        """Return the new outputs of the agents in `fresh`, reading only the checkpoints of these agents."""
         manifest = self._store.read_manifest(command.root, epoch=command.epoch)
         outputs: list[EmittedOutput] = []
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
@@ -228,14 +229,14 @@ class OutputReleaser:
 
 
 def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
-    """Check that the checkpoint has all outputs since the previous epoch: hosts drop only released ones."""
+    """Check that the checkpoint has all outputs since the previous epoch, because hosts drop only released outputs."""
     if numbers != list(range(above + 1, last + 1)):
         path = manifest.packs[manifest.line_of(agent).pack].path
         raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)
 
 
 def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:
-    """Return the damaged epoch and file; (0, ""): only a release file is damaged, which harms no epoch."""
+    """Return the damaged epoch and file, or (0, "") if only a release file is damaged, which harms no epoch."""
     finding = finding_of(error)
     path = manifest_path(command.root) if finding is None else finding.path
     if parse_part_path(path) is not None:
@@ -253,7 +254,7 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 """Validity text in the manifest of an epoch that the coordinator has composed from checkpoints."""
 
 DELETED_KEPT = 10_000
-"""Number of deletions remembered: many more than happen while a manifest with bases waits to be written."""
+"""Number of deleted epochs remembered: many more than are deleted while a manifest with bases waits to be written."""
 
 
 class StoreKeeper:
@@ -269,7 +270,7 @@ class StoreKeeper:
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Prepare; nothing is read or written yet.
+        """Prepare the store calls; nothing is read or written yet.
 
         Args:
             state: source of the fleet's name, which is fixed once defined, and of its agents' ordinals.
@@ -289,9 +290,9 @@ class StoreKeeper:
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
-        """Held from finding reusable chunks until the manifest refers to them, so that nothing is deleted in between."""
+        """Lock held while chunks are reused, until the manifest refers to them, so that no deletion happens in between."""
         self._deleted: dict[int, None] = {}
-        """Epochs that the log has forgotten, in the order of forgetting."""
+        """Epochs that the replicated log has forgotten, in the order in which they were forgotten."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -306,7 +307,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.remove_probe(command.path), f"probe {command.path} remains")
 
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
-        """Read every pack's index back, compare, and write the manifest (G4, G11)."""
+        """Read the index of every pack, compare it with the hosts' reports, and write the manifest (G4, G11)."""
         try:
             root = self._store.confirm_damage(lambda: self._write_manifest(command, VALIDITY))
         except (SnaplineError, OSError) as error:
@@ -330,7 +331,7 @@ class StoreKeeper:
         return {epoch: root for epoch, root in bases.items() if epoch not in self._deleted}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
-        """Make a recovery line into an epoch (G1, G2, G4, G11); see `line_store`."""
+        """Store a recovery line as an epoch (G1, G2, G4, G11); see `line_store`."""
         try:
             line = self._store.confirm_damage(lambda: line_store.read_line(self._store, command))
         except DamagedDataError as error:
@@ -362,7 +363,7 @@ class StoreKeeper:
         )
 
     def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
-        """List the checkpoints in the base epoch and the plan's packs."""
+        """List the checkpoints in the base epoch and in the packs of the current recovery plan."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
             base = self._store.confirm_damage(lambda: line_store.scan_base(self._store, command))
@@ -404,14 +405,14 @@ class StoreKeeper:
         )
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
-        """Return the agents' ordinals, without which another fleet could not read the checkpoints' vectors."""
+        """Return the agents' ordinals, which another fleet needs to read the vectors in the checkpoints."""
         if not is_autonomous(self._image.protocol):
             return {}
         records = self._image.agents
         return {x.agent: records[x.agent].ordinal for x in command.agents if x.agent in records}
 
     def _topology_of(self, command: WriteManifest) -> str:
-        """Return a fingerprint of agents, classes and channels. It rarely changes, so the last one is cached."""
+        """Return a fingerprint of agents, classes and channels. The fingerprint rarely changes, so the last one is cached."""
         agents = tuple([(x.agent, x.kind) for x in command.agents])
         cached_key, fingerprint = self._topology
         if cached_key != (agents, command.channels):
@@ -423,7 +424,7 @@ class StoreKeeper:
         return fingerprint
 
     def publish(self, command: PublishEpoch) -> EpochPublished:
-        """Write the ref; repeating it succeeds."""
+        """Write the ref of a published epoch; repeating the call succeeds."""
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")
@@ -449,14 +450,17 @@ class StoreKeeper:
         return self._outputs.release(command)
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
-        """Find the epoch with this tag or number."""
+        """Find the epoch that a tag or number names."""
         try:
             return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
         except (SnaplineError, OSError) as error:
             return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
 
     def check_line(self, command: CheckLine) -> LineChecked:
-        """Check whether the fleet can restart from this epoch. Hosts check the blobs that they load; `is_whole`: check them here, too."""
+        """Check whether the fleet can restart from this epoch.
+
+        Hosts check the blobs that they load; with `is_whole`, this call checks all blobs, too.
+        """
         try:
             self._store.confirm_damage(lambda: self._check_line(command))
         except DamagedDataError as error:
@@ -475,7 +479,7 @@ class StoreKeeper:
             raise damaged(found.path, found.reason, epoch=command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
-        """Delete forgotten epochs that neither the policy nor a pin or tag keeps; the next sweep repeats what failed."""
+        """Delete forgotten epochs that neither the policy nor a pin or tag keeps; the next sweep retries failed deletions."""
         with self._marking:
             self._deleted |= dict.fromkeys(command.epochs)
             while len(self._deleted) > DELETED_KEPT:
@@ -510,7 +514,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.delete_outputs(now_ns=self._wall_ns()), "outputs that all have had remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
-        """Delete the forgotten epochs that the policy does not keep now; the result depends on the time."""
+        """Delete the forgotten epochs that the retention policy no longer keeps. The policy depends on the current time."""
         times = self._read_times()
         kept: Collection[int] = ()
         if self._retention is not None:
@@ -526,7 +530,10 @@ class StoreKeeper:
         return removed
 
     def _read_times(self) -> list[SnapshotTime]:
-        """Return the creation times of the store's epochs. Manifests are immutable: each is read once, and only if there is a policy."""
+        """Return the creation times of the store's epochs.
+
+        Manifests are immutable, so each is read once, and only if there is a retention policy.
+        """
         if self._retention is None:
             return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
         times, cache = list[SnapshotTime](), dict[int, SnapshotTime]()
@@ -542,24 +549,24 @@ class StoreKeeper:
     def _read_time(self, epoch: int) -> SnapshotTime | None:
         try:
             summary = summarise(self._store, epoch)
-        except StoreError:  # not damaged: kept until it can be read again
+        except StoreError:  # the manifest is not damaged: keep the epoch until it can be read again
             return SnapshotTime(epoch, None)
         if summary is None:
             return None
         return snapshot_time(summary)
 
     def sweep_logs(self, command: SweepLogs) -> None:
-        """Delete batches of host logs that no plan needs any more."""
+        """Delete batches of host logs that no recovery plan can need any more."""
         self._logs.sweep(command)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
-        """Delete checkpoint packs; the sweep after the next plan repeats what failed."""
+        """Delete checkpoint packs; the sweep after the next recovery plan retries failed deletions."""
         self._quietly(
             lambda: self._on_deleted(len(self._store.delete_checkpoints(command.paths))), "checkpoints remain"
         )
 
     def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
-        """Delete checkpoint packs of earlier plans."""
+        """Delete checkpoint packs of earlier recovery plans."""
 
         def sweep() -> None:
             removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
@@ -597,7 +604,7 @@ def _path_of(error: DamagedDataError, root: str) -> str:
 
 
 def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
-    """Return the damaged base epoch and its file; (0, ""): the error has another cause.
+    """Return the damaged base epoch and its file, or (0, "") if the error has another cause.
 
     Only damage of a base's manifest counts, so a wrong report of a host cannot condemn an epoch.
     """
@@ -609,7 +616,7 @@ def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]
 
 @functools.cache
 def _dependencies() -> dict[str, str]:
-    from importlib import metadata  # imported late: it takes a twentieth of the import time
+    from importlib import metadata  # imported here because the module takes a twentieth of the total import time
 
     versions = {"python": platform.python_version()}
     for name in ("snapline", "msgspec", "grpcio", "numpy"):

@@ -1,6 +1,6 @@
-"""The coordinated protocol that fleets run: epochs as stamps, markers that close channels early, numbers that balance.
+"""Coordinated checkpoint protocol of fleets: messages carry epoch stamps, and markers close channels early.
 
-`protocol="chandy-lamport"` runs this: Lai and Yang's stamps with Chandy and Lamport's markers.
+`protocol="chandy-lamport"` selects this protocol. It combines Lai and Yang's stamps with Chandy and Lamport's markers.
 
 Theory of operation
 -------------------
@@ -11,57 +11,58 @@ turns, no clocks; epochs are numbered 1, 2, 3 … in the order in which the coor
 *Received* means consumed by a turn. Messages in the mailbox are still in their channel. Below, r is `recorded`, the last
 epoch this agent recorded.
 
-1. A message is stamped with r as of when it leaves the outbox, never with an epoch owed but not recorded.
-2. An announcement of the host, a marker or a message names an epoch e > r: the agent owes e and records before its next
-   turn. The message that named e waits in the mailbox.
+1. A message is stamped with the value of r when it leaves the outbox, never with an epoch that is owed but not recorded.
+2. If the host's announcement, a marker or a message names an epoch e > r, the agent owes e and records its state before its next turn. The
+   message that named e waits in the mailbox.
 3. Recording up to e: one image serves the epochs r + 1 … e. The channel state of each such epoch x begins with the
    mailbox messages stamped < x. Then r = e.
 4. A message stamped s that arrives later joins the channel state of every open epoch x with s < x <= r.
-5. A marker (e, last number sent before the record) goes on each channel ever used. It follows every message stamped < e
-   and may follow later ones. On arrival, or at the record if that is later, received + recorded must be its number.
+5. The agent sends a marker (e, last number sent before the record) on each channel ever used. The marker follows every message stamped < e
+   and may follow later ones. When the marker arrives, or at the receiver's record if that is later, received + recorded must equal the
+   marker's number.
 6. An agent created during open epochs is unborn in them: nothing sent, nothing received. Messages that reach it with a
    lower stamp, including the message that creates it, are channel state.
-7. An agent whose leave is committed owes nothing of the epochs begun after it.
+7. An agent whose leave is committed does not owe epochs that begin afterwards.
 
-Why it is right. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
+Correctness. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
 consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
 x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
-(rule 4). The proof needs no markers; a marker closes a channel early, and is a check. The balance of the reported numbers
+(rule 4). The proof needs no markers: a marker only closes a channel early and serves as a check. The balance of the reported numbers
 decides whether an epoch is complete (`check_coverage`).
 
-Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's
-colour on each message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global
-Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the
-marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
-holds, numbers replace the counts, and every gap is detected (`EpochRecording`).
+Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's colour on each
+message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC
+18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the marker. Departures: several epochs may be open at once,
+one image serves all owed epochs, and agents may join and leave. Since channels are FIFO, numbers replace the counts, and every gap is
+detected (`EpochRecording`).
 
-An epoch that ends before this agent records it is kept as ended, so that the agent does not record it later. A message stamped with it requires
-only the smaller epochs that are still open: records of an ended epoch are never used.
+An epoch that ends before this agent records it is remembered as ended, so that the agent does not record it later. A message stamped with
+it requires only the smaller epochs that are still open: records of an ended epoch are never used.
 
 Invariants (see `validate`): `recorded <= owed`; every open epoch is <= `recorded`; each channel state holds consecutive
-numbers, directly after the last one received before the record, with stamps below the epoch.
+numbers, directly after the last number received before the record, with stamps below the epoch.
 
 The caller's duties:
 
-1. *The rule that safety depends on:* while `owed > recorded`, start no turn. When none is running, hand in
-   `TurnBoundaryReached`, and carry `RecordState` out before the next event.
-2. Stamp messages that leave the outbox with `recorded`, and number them per channel. Messages held in the outbox are not
-   sent: they belong to the agent's image.
+1. *The rule that safety depends on:* while `owed > recorded`, start no turn. When no turn is running, pass `TurnBoundaryReached` to the
+   core, and execute `RecordState` before the next event.
+2. Stamp messages that leave the outbox with `recorded`, and number them per channel. Messages held in the outbox are not sent: they belong
+   to the agent's image.
 3. Deliver `MessageArrived` for every arrival whose stamp differs from `recorded`, before the message enters the mailbox,
-   in the channel's order, each message once. For equal stamps the event may be omitted: it would change nothing.
-4. Send the markers of `SendMarkers` behind everything that left earlier; later messages may overtake them.
+   in the channel's order, each message once. For equal stamps the event may be omitted because it changes nothing.
+4. Send the markers of `SendMarkers` after everything that left earlier; later messages may overtake the markers.
 5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
 
 One open epoch at one agent
 ---------------------------
-`EpochRecording` has its numbers, and the channel states that grow until every channel is closed (rules 3 to 5). A channel state is the run
-of numbers directly after the last one received before the record, all stamped below the epoch; the marker shows where it ends. Every
-departure from that is a peer's or the link's fault and raises `ProtocolError`.
+`EpochRecording` holds the agent's numbers in one open epoch, and channel states that grow until every channel is closed (rules 3 to 5). A
+channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch; the marker shows
+where it ends. Anything else is a fault of a peer or of the link and raises `ProtocolError`.
 
 Completeness of an epoch
 ------------------------
 An epoch is complete when every channel that a sender reported is covered by its receiver's report (`check_coverage`, at the coordinator).
-Every agent of an epoch reports, for its record: per outgoing channel the last number sent, per incoming channel the
+Every agent in an epoch reports from its record: per outgoing channel the last number sent, per incoming channel the
 last number received, and the current number of messages in its channel state. The channel i -> j is covered when
 received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).
 received_j > sent_i is an orphan (G1), and received_j + recorded_j > sent_i a channel state with a message from outside
@@ -73,7 +74,7 @@ at the record and recorded counts only grow, so an outdated report delays comple
 
 The caller's duties:
 
-1. Hand in the latest report of each agent in this epoch, unborn agents included.
+1. Pass the latest report of each agent in this epoch, unborn agents included.
 2. An agent whose leave was committed before the epoch began is `gone`, and its committed numbers are its report here,
    until all its messages are received. Messages to it become dead letters: channels towards it are not checked.
 3. The epoch is complete when every member has reported and `Coverage.is_whole`.
@@ -90,7 +91,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message that has arrived and has not been consumed by a turn. `channel` is its sender."""
+    """Message in the mailbox: it has arrived, but no turn has consumed it. `channel` is its sender."""
 
     channel: str
     number: int
@@ -100,7 +101,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """Record of one agent for one epoch so far: its numbers, and the channel states by sender, in order."""
+    """Copy of what one agent has recorded for one epoch so far: its numbers, and the channel states by sender, in order."""
 
     epoch: int
     is_unborn: bool
@@ -124,9 +125,9 @@ class EpochRecording:
     """An open epoch that `agent` has recorded, or in which the agent is unborn.
 
     Attributes:
-        sent, received: the agent's numbers at the record; empty if it is unborn. Never changed.
-        in_transit: by sender, the channel state so far; a sender without messages has no entry.
-        markers: by sender whose channel is closed, the number in its marker.
+        sent, received: the agent's numbers at the record; empty if the agent is unborn. Never changed.
+        in_transit: by sender, the messages in the channel state so far; a sender without messages has no entry.
+        markers: by sender whose channel is closed, the number in the marker.
     """
 
     __slots__ = ("agent", "epoch", "in_transit", "is_unborn", "markers", "received", "sent")
@@ -143,11 +144,11 @@ class EpochRecording:
         self.markers: dict[str, int] = {}
 
     def last_number(self, channel: str) -> int:
-        """The last number received or recorded on `channel`."""
+        """Return the number of the last message received or recorded on `channel`."""
         return self.received.get(channel, 0) + len(self.in_transit.get(channel, ()))
 
     def record(self, message: WaitingMessage) -> None:
-        """Rules 3 and 4: `message`, stamped below the epoch, joins its channel state.
+        """Apply rules 3 and 4: add `message`, which is stamped below the epoch, to its channel state.
 
         Raises:
             ProtocolError: the channel is closed, or its numbers have a gap.
@@ -166,7 +167,7 @@ class EpochRecording:
         self.in_transit.setdefault(channel, []).append(message)
 
     def close(self, channel: str, last_number: int) -> None:
-        """Rule 5: received + recorded = the marker's number. The same marker again is a no-op.
+        """Apply rule 5: close `channel` after checking that received + recorded equals the marker's number. Repeating a marker is a no-op.
 
         Raises:
             ProtocolError: the numbers do not balance.
@@ -179,7 +180,7 @@ class EpochRecording:
         self.markers[channel] = last_number
 
     def report(self) -> RecordedPart:
-        """Copy what is recorded so far."""
+        """Return a copy of everything recorded so far."""
         in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
         return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
 
@@ -214,7 +215,7 @@ class EpochRecording:
 
     @classmethod
     def restore(cls, agent: str, image: EpochRecordingImage) -> Self:
-        """Build what was frozen."""
+        """Build a recording from an image that `freeze` returned."""
         sent, received = dict(image.sent), dict(image.received)
         restored = cls(agent, image.epoch, is_unborn=image.is_unborn, sent=sent, received=received)
         restored.in_transit = {channel: list(messages) for channel, messages in image.in_transit}
@@ -242,12 +243,12 @@ __all__ = [
 ]
 
 EPOCHS_AHEAD_MAX = 1_024
-"""Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at
-once, and a host learns of their ends within a heartbeat or is declared failed. A number a thousand ahead is damaged."""
+"""Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at once, and a host
+learns of their ends within a heartbeat or is declared failed. An epoch number more than a thousand ahead is treated as damaged."""
 
 
 class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The host announces that `epoch` has begun. Known, recorded and ended epochs are no-ops."""
+    """The host announces that `epoch` has begun. The event is a no-op for known, recorded and ended epochs."""
 
     epoch: int
 
@@ -263,12 +264,12 @@ class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """No turn is running: the agent can be recorded. A no-op if no epoch is owed.
+    """No turn is running, so the agent can be recorded. The event is a no-op if no epoch is owed.
 
     Attributes:
-        sent: by receiver, the last number that left the outbox.
-        received: by sender, the last number that a turn consumed.
-        waiting: the mailbox, in the order of arrival.
+        sent: by receiver, the number of the last message that left the outbox.
+        received: by sender, the number of the last message that a turn consumed.
+        waiting: the messages in the mailbox, in the order of arrival.
     """
 
     sent: dict[str, int]
@@ -277,7 +278,7 @@ class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A marker came from the agent `channel`: `last_number` was its last message before its record of `epoch`."""
+    """A marker arrived from the agent `channel`, whose last message before its record of `epoch` was `last_number`."""
 
     channel: str
     epoch: int
@@ -285,32 +286,32 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkersReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Markers of one epoch from several agents at once, as a link delivers them: sender → last number. Read only."""
+    """Markers of one epoch arrived from several agents at once, as a link delivers them: sender → last number. Read only."""
 
     epoch: int
     last_numbers: dict[str, int]
 
 
 class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`epoch` is complete or aborted: discard its state. The event may come before this agent has recorded it, or twice."""
+    """`epoch` is complete or aborted: discard its state. The event may arrive before this agent has recorded the epoch, or twice."""
 
     epoch: int
 
 
 class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The agent's leave is committed; `last_epoch` is the latest epoch begun before that, and the last with this agent."""
+    """The agent's leave is committed; `last_epoch` is the latest epoch begun before that, and the last epoch that includes this agent."""
 
     last_epoch: int
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's image now. It serves all of `epochs`, which ascend and are never empty."""
+    """Capture the agent's image now. The image serves all of `epochs`, which are in ascending order and never empty."""
 
     epochs: tuple[int, ...]
 
 
 class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send every receiver the last number sent to it before the record of `epoch`. May be empty. Read only."""
+    """Send every receiver a marker with the last number sent to it before the record of `epoch`. May be empty. Read only."""
 
     epoch: int
     last_numbers: dict[str, int]
@@ -342,13 +343,13 @@ class EpochStampedImage(msgspec.Struct, frozen=True):
 
 
 class EpochStampedCore:
-    """One agent's part in the epochs. Not thread-safe; no I/O.
+    """Core of the protocol for one agent. Not thread-safe; does no I/O.
 
     Attributes:
-        agent: this agent's id, for evidence in errors.
-        recorded: r, the stamp of messages that leave now. Never falls.
-        owed: the largest known epoch to be recorded; equal to `recorded` if none is owed.
-        _settled: every epoch up to it is recorded or has ended; at least `recorded`.
+        agent: this agent's id, for error messages.
+        recorded: r, the last epoch recorded and the stamp of messages that leave now. Never falls.
+        owed: the largest known epoch that must be recorded; equal to `recorded` if no epoch is owed.
+        _settled: epoch up to which every epoch is recorded or has ended; at least `recorded`.
         _ended: the epochs above `_settled` that have ended. Stays short: `_settled` advances over epochs that directly follow it.
         _last_epoch: after a committed leave, the last epoch that may be owed.
         _open: the open epochs by number, ascending, all <= `recorded`.
@@ -377,9 +378,9 @@ class EpochStampedCore:
         """Handle one event; return the commands, in order.
 
         Raises:
-            ProtocolError: a gap in a channel's numbers, a marker whose number does not match, a message stamped
-                below an epoch behind that epoch's marker, an epoch impossibly far ahead. The message has the evidence;
-                the core is of no further use.
+            ProtocolError: a gap in a channel's numbers, a marker whose number does not match, a message stamped below
+                an epoch behind that epoch's marker, an epoch impossibly far ahead. The error message has the evidence;
+                the core must not be used afterwards.
         """
         match event:
             case MessageArrived():
@@ -400,7 +401,7 @@ class EpochStampedCore:
                 assert_never(event)
 
     def open_epochs(self) -> tuple[int, ...]:
-        """The epochs recorded, or unborn in, that have not ended, ascending."""
+        """Return the open epochs that this agent has recorded or is unborn in, ascending."""
         return tuple(self._open)
 
     def record_of(self, epoch: int) -> RecordedPart:
@@ -488,7 +489,7 @@ class EpochStampedCore:
         return []
 
     def _owe(self, epoch: int) -> list[Command]:
-        """Owe the largest epoch up to `epoch` that is still to be recorded, after an announcement, marker or stamp."""
+        """After an announcement, marker or stamp that names `epoch`, owe the largest epoch up to it that is still to be recorded."""
         if self._last_epoch is not None:
             epoch = min(epoch, self._last_epoch)
         if epoch > self.owed:
@@ -517,7 +518,7 @@ class EpochStampedCore:
         self._move_ended_to_settled()
 
     def _move_ended_to_settled(self) -> None:
-        """Keep `_ended` short: epochs end roughly in order."""
+        """Advance `_settled` over epochs that have ended. This keeps `_ended` short, since epochs end roughly in order."""
         while self._settled + 1 in self._ended:
             self._settled += 1
             del self._ended[self._settled]
@@ -569,7 +570,7 @@ class EpochStampedCore:
 
     @classmethod
     def restore(cls, image: EpochStampedImage) -> Self:
-        """Build a core that goes on exactly where the frozen one stood."""
+        """Build a core in exactly the state that was frozen."""
         core = cls(image.agent, recorded=image.recorded)
         core.owed = image.owed
         core._settled = image.settled
@@ -586,7 +587,7 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
     """One agent's numbers in one epoch.
 
     Attributes:
-        is_unborn: created while the epoch was open: `sent` and `received` are empty.
+        is_unborn: the agent was created while the epoch was open, so `sent` and `received` are empty.
         sent: by receiver, the last number sent before the record.
         received: by sender, the last number consumed before the record.
         recorded: by sender, the number of messages in the channel state so far.
@@ -600,12 +601,12 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class Coverage(msgspec.Struct, frozen=True, gc=False):
-    """Open channels of an epoch, and what makes it invalid.
+    """Channels of an epoch that are not covered yet, and those that make the epoch invalid.
 
     Attributes:
         missing: (sender, receiver, reason), one for each channel that is not covered yet.
-        orphans: (sender, receiver, sent, received): the receiver has more than was sent inside the cut; `received`
-            includes the channel state if that is too long.
+        orphans: (sender, receiver, sent, received): the receiver has more messages than were sent inside the cut;
+            `received` includes the channel state if that is too long.
     """
 
     missing: list[tuple[str, str, str]]
@@ -613,16 +614,16 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether nothing is missing and nothing is wrong."""
+        """Return whether every channel is covered and none is invalid."""
         return not self.missing and not self.orphans
 
 
 def check_coverage(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
-    """Compare all reported channels, in linear time. `gone` should be a set or a dictionary.
+    """Compare senders' and receivers' numbers on all reported channels, in linear time.
 
     Args:
-        reports: by agent.
-        gone: the agents that left before the epoch began.
+        reports: the latest report of each agent in the epoch.
+        gone: the agents that left before the epoch began, preferably a set or a dictionary.
     """
     coverage = Coverage([], [])
     for sender, report in reports.items():
@@ -657,7 +658,7 @@ def _check_receiver_only_channels(
     for sender in claims:
         sender_report = reports.get(sender)
         if sender in gone or (sender_report is not None and receiver in sender_report.sent):
-            continue  # checked by the first pass, or not to be checked
+            continue  # already checked by the first pass, or exempt
         arrived = report.received.get(sender, 0) + report.recorded.get(sender, 0)
         if arrived and sender_report is None:
             coverage.missing.append((sender, receiver, f"{sender} has not reported"))

@@ -1,25 +1,25 @@
-"""Koo and Toueg's checkpoints: blocking, in two phases, taken by the fewest agents that can make them consistent.
+"""Koo and Toueg's checkpoint protocol: blocking, two-phase, with the fewest participants that keep the checkpoints consistent.
 
 Theory of operation
 -------------------
-The problem: from time to time some agents, the initiators of a round, need a new checkpoint. Who else must take one, so
-that the latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable
-FIFO channels numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means
-consumed by a turn. `KooTouegCore` is one agent's part, `KooTouegRound` the coordinator's.
+The problem: from time to time some agents, the initiators of a round, need a new checkpoint. Who else must take one, so that the
+latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable FIFO channels
+numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means consumed by a turn.
+`KooTouegCore` implements one agent's part, `KooTouegRound` the coordinator's part.
 
 Each agent keeps two tables about the time since its own last checkpoint, permanent or tentative; no entry means 0:
 `received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
 
 1. An agent takes a *tentative* checkpoint when it is an initiator, or when p asks it with v and 0 < first_sent[p] <= v:
-   p has received a message that was sent after our last checkpoint. If asked again in the same round it answers yes; if
-   asked without need it answers yes and takes none.
+   p has received a message that this agent sent after its last checkpoint. An agent that is asked again in the same round answers
+   yes. An agent that is asked without need answers yes and takes no checkpoint.
 2. A tentative checkpoint saves both tables and empties them. The agent asks every j of the saved `received_from`, with
    the saved number.
-3. From then until the decision the agent starts no turn, and no message leaves its outbox.
+3. From the tentative checkpoint until the decision, the agent starts no turn, and no message leaves its outbox.
 4. If all answered yes, the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
    back: the newer `received_from`, the older `first_sent`.
 
-Why it is right. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
+Correctness. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
 before was consistent, so j took part and received v since its last checkpoint; hence i was asked with at least v. If i
 took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v and i had to. If i took part, v was sent
 after i's tentative checkpoint, by rule 3 after the decision; but the decision waited for j, which had received v by
@@ -39,10 +39,10 @@ An agent that joins starts with empty tables. Its permanent checkpoint is its un
 it counts as received since.
 
 Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the
-checkpoint algorithm. Departures: there is no tree of requests; an answer comes at once and carries the agent's own
-requests, and the coordinator asks on and collects. Several initiators may share a round. Messages in transit are not
-left to the transport: they come from the senders' logs. The paper's rollback algorithm is not used; the recovery line
-is computed.
+checkpoint algorithm. Departures: there is no tree of requests; an answer comes at once and carries the agent's own requests, and
+the coordinator forwards the requests and collects the answers. Several initiators may share a round. Messages in transit are not
+left to the transport: they come from the senders' logs. The paper's rollback algorithm is not used; the recovery line is
+computed.
 
 Invariants (see `validate`): while blocked, both tables are empty; every entry is at least 1; a decided round has no
 saved tables.
@@ -50,9 +50,9 @@ saved tables.
 The duties of an agent's caller:
 
 1. *The rule that safety depends on:* while `is_blocked`, start no turn and send nothing from the outbox. Hand
-   `CheckpointRequested` in only while no turn is running, and carry `TakeTentative` out before the next event.
-2. The tentative checkpoint holds what `freeze` returns right after `TakeTentative`. An `Answer` leaves when the
-   checkpoint is durable. If that fails, hand in `TentativeFailed` and send its answer instead.
+   `CheckpointRequested` in only while no turn is running, and execute `TakeTentative` before the next event.
+2. The tentative checkpoint holds what `freeze` returns right after `TakeTentative`. Send an `Answer` only when the checkpoint is
+   durable. If storing it fails, hand in `TentativeFailed` and send its answer instead.
 3. Report every message as it leaves the outbox, with its number, and as a turn consumes it, in the channel's order.
 4. Deliver the decision of a round to every agent asked in it, before any request of a later round. Requests and
    decisions may arrive twice, or late.
@@ -60,13 +60,14 @@ The duties of an agent's caller:
 
 The coordinator's part of one round
 -----------------------------------
-The coordinator asks, forwards requests, collects the answers and decides. In the paper each agent forwards requests itself and answers when all
-agents below it have answered. Here the coordinator does that for all of them: an answer carries the agent's own requests, and
-the round ends when no question is open. A *question* is (agent, by): the agent is asked on behalf of `by`; None: as an initiator.
-Each question has one number, since it comes from the one tentative checkpoint of `by`.
+The coordinator asks, forwards requests, collects the answers and decides. In the paper each agent forwards requests itself and
+answers when all agents below it have answered. Here the coordinator does both for all agents: an answer carries the agent's own
+requests, and the round ends when no question is open. A *question* is a pair (agent, by): the agent is asked on behalf of the
+agent `by`, or as an initiator if `by` is None. Each question has one number, since it comes from the one tentative checkpoint of
+`by`.
 
 - All answers are yes and no question is open: commit.
-- A no, the loss of an agent that was asked, or the timeout: abort.
+- An agent answers no, an asked agent is lost, or the round times out: abort.
 
 A question is omitted if its answer is known to be yes: the agent already has a tentative checkpoint in this round, or has
 left the fleet after a last checkpoint that holds all its messages. An agent that need not take part for one asker may need
@@ -111,9 +112,9 @@ class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The coordinator requests a checkpoint in `round`. May arrive twice, or late.
 
     Attributes:
-        by: the agent on whose behalf it asks; None: this agent is an initiator.
+        by: the agent on whose behalf the coordinator asks; None: this agent is an initiator.
         number: the last number that `by` has received from this agent; meaningless for an initiator.
-        is_willing: the caller can take a checkpoint now (it has space, the agent is not leaving).
+        is_willing: the caller can take a checkpoint now: storage has space, and the agent is not leaving.
     """
 
     round: int
@@ -129,7 +130,7 @@ class TentativeFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RoundDecided(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The outcome of `round`. A no-op if the outcome is known, or if this agent took no part."""
+    """Outcome of `round`. The event is a no-op if the outcome is known, or if this agent took no part."""
 
     round: int
     is_committed: bool
@@ -145,10 +146,10 @@ class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Answer to the coordinator. The same question (`round`, `by`) always gets the same answer.
 
     Attributes:
-        by: the value in the request.
+        by: the value of `by` in the request.
         is_willing: yes or no; a single no aborts the round.
         is_participant: the agent has taken a tentative checkpoint in this round.
-        requests: by agent to be asked, the last number received from it. Empty unless a participant. Read only.
+        requests: by agent to be asked, the last number received from that agent. Empty unless this agent is a participant. Read only.
     """
 
     round: int
@@ -159,13 +160,13 @@ class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MakePermanent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The tentative checkpoint takes the place of the permanent one. Turns may start again."""
+    """Make the tentative checkpoint the agent's permanent checkpoint. Turns may start again."""
 
     round: int
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drop the tentative checkpoint. Turns may start again."""
+    """Discard the tentative checkpoint. Turns may start again."""
 
     round: int
 
@@ -175,7 +176,7 @@ Command = TakeTentative | Answer | MakePermanent | Discard
 
 
 class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
-    """Both tables, as saved by a tentative checkpoint. Never changed."""
+    """Both tables (`received_from`, `first_sent`) as saved by a tentative checkpoint. Never changed."""
 
     received_from: dict[str, int]
     first_sent: dict[str, int]
@@ -198,15 +199,15 @@ _DECODER = msgspec.msgpack.Decoder(_Image)
 
 
 class KooTouegCore:
-    """One agent's part in the rounds. Not thread-safe; no I/O.
+    """Core of the protocol for one agent. Not thread-safe; does no I/O.
 
     Attributes:
         agent: this agent's id.
         round: the latest round known here, 0 before the first. Never falls; older requests are ignored.
         received_from: by sender, the last number received since the last checkpoint.
-        first_sent: by receiver, the first number sent since then.
+        first_sent: by receiver, the first number sent since the last checkpoint.
         _is_decided: the decision of `round` is known, so its requests are ignored.
-        _is_refused: this agent has answered no in `round`, and repeats that.
+        _is_refused: this agent has answered no in `round`, and repeats that answer.
         _asked_by: the agent on whose behalf the tentative checkpoint was requested.
         _saved: the tables as of before the tentative checkpoint; None when there is no tentative checkpoint.
     """
@@ -214,11 +215,11 @@ class KooTouegCore:
     __slots__ = ("_asked_by", "_is_decided", "_is_refused", "_saved", "agent", "first_sent", "received_from", "round")
 
     def __init__(self, agent: str, *, latest_round: int = 0) -> None:
-        """Create the core of an agent whose permanent checkpoint is its present state.
+        """Create the core of an agent whose permanent checkpoint equals its current state.
 
         Args:
-            agent: its id.
-            latest_round: the last decided round; its messages and those of older rounds are ignored.
+            agent: the agent's id.
+            latest_round: the last decided round; messages of this and older rounds are ignored.
         """
         self.agent = agent
         self.round = latest_round
@@ -231,11 +232,11 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether a tentative checkpoint is undecided: then start no turn, and send nothing from the outbox."""
+        """Return whether a tentative checkpoint is undecided. If so, start no turn, and send nothing from the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
-        """`MessageSent`, for the hot path.
+        """Handle `MessageSent` without an event object, for the hot path.
 
         Raises:
             UsageError: the agent is blocked.
@@ -246,7 +247,7 @@ class KooTouegCore:
             self.first_sent[to] = number
 
     def consumed(self, sender: str, number: int) -> None:
-        """`MessageConsumed`, for the hot path.
+        """Handle `MessageConsumed` without an event object, for the hot path.
 
         Raises:
             UsageError: the agent is blocked.
@@ -305,7 +306,7 @@ class KooTouegCore:
         self.round, self._is_decided, self._is_refused = number, False, False
 
     def _is_needed(self, event: CheckpointRequested) -> bool:
-        """Apply rule 1: return whether the other agent has received a message that was sent after the last checkpoint."""
+        """Apply rule 1: return whether the other agent has received a message that this agent sent after its last checkpoint."""
         return event.by is None or 0 < self.first_sent.get(event.by, 0) <= event.number
 
     def _take_tentative(self, by: str | None) -> None:
@@ -347,7 +348,7 @@ class KooTouegCore:
         return [Discard(event.round)]
 
     def _skip(self, number: int) -> list[Command]:
-        """Skip a round in which this agent took no part: a late request of it would block the agent for ever."""
+        """Skip a round in which this agent took no part, because a late request of that round would block the agent forever."""
         if self._saved is None:
             self.round, self._is_decided, self._is_refused = number, True, False
         return []
@@ -387,7 +388,7 @@ class KooTouegCore:
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Build a core in exactly the frozen state, blocked if that was. See also `restart`.
+        """Build a core in exactly the frozen state, which may be blocked. See also `restart`.
 
         Raises:
             ProtocolError: `image` is not what `freeze` returned.
@@ -403,8 +404,8 @@ class KooTouegCore:
     def restart(cls, image: bytes, *, latest_round: int = 0) -> Self:
         """Build the core of an agent that starts from the permanent checkpoint that contains `image`.
 
-        The image was taken right after the checkpoint, so the tables are empty. The round was undecided then; this no
-        longer matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
+        The image was taken right after the checkpoint, so the tables are empty. Its round was undecided at that moment,
+        which no longer matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
 
         Raises:
             ProtocolError: `image` is not what `freeze` returned right after a checkpoint.
@@ -434,13 +435,13 @@ class AnswerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AgentLost(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has failed. Aborts the round if the agent was asked, or as soon as it would have to be."""
+    """`agent` has failed. The round is aborted if the agent was asked, or as soon as the agent would have to be asked."""
 
     agent: str
 
 
 class TimedOut(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round has lasted too long. Aborts it unless it is decided."""
+    """The round has lasted too long. The round is aborted unless it is decided."""
 
 
 class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -452,7 +453,7 @@ class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Decide(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commit the round's outcome to the log. The last command, returned once."""
+    """Commit the round's outcome to the log. This is the last command of a round and is returned once."""
 
     is_committed: bool
 
@@ -476,13 +477,13 @@ class KooTouegRoundImage(msgspec.Struct, frozen=True):
 
 
 class KooTouegRound:
-    """One round at the coordinator. Not thread-safe; no I/O.
+    """Core of one round at the coordinator. Not thread-safe; does no I/O.
 
     Attributes:
         round: its number.
         initiators: ascending, at least one.
         decision: True for committed, False for aborted, None while it is open.
-        _gone: agents that have left; they are not asked.
+        _gone: agents that have left the fleet; they are not asked.
         _questions: every question asked, with its number, in order.
         _answered: the questions that were answered with yes.
         _participants: agents with a tentative checkpoint, in the order of their answers.
@@ -492,7 +493,7 @@ class KooTouegRound:
     __slots__ = ("_answered", "_gone", "_lost", "_participants", "_questions", "decision", "initiators", "round")
 
     def __init__(self, round: int, initiators: Collection[str], *, gone: Collection[str] = ()) -> None:
-        """Prepare a round.
+        """Prepare a round of checkpoints.
 
         Args:
             round: its number, as committed.
@@ -500,7 +501,7 @@ class KooTouegRound:
             gone: agents that have left the fleet after a last checkpoint.
 
         Raises:
-            UsageError: there is no initiator, or one that has left.
+            UsageError: there is no initiator, or an initiator has left.
         """
         if not initiators:
             raise UsageError(f"round {round} has no initiator; name at least one agent that wants a checkpoint")
@@ -518,12 +519,12 @@ class KooTouegRound:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """Agents known to have a tentative checkpoint, ascending; after a commit, those with a new permanent one."""
+        """Return the agents known to have a tentative checkpoint, ascending; after a commit, those with a new permanent checkpoint."""
         return tuple(sorted(self._participants))
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return every agent that was asked, ascending: each must receive the decision."""
+        """Return every agent that was asked, ascending. Each of them must receive the decision."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property
@@ -588,7 +589,7 @@ class KooTouegRound:
         return self._decide(is_committed=False) if is_asked else []
 
     def _ask(self, requests: dict[str, int], *, by: str | None) -> list[RoundCommand]:
-        """Ask in the order of the names, so that the same answers give the same questions."""
+        """Ask the agents in the order of their names, so that equal answers lead to equal questions."""
         commands: list[RoundCommand] = []
         for agent, number in sorted(requests.items()):
             if agent in self._participants or agent in self._gone:
@@ -636,7 +637,7 @@ class KooTouegRound:
 
     @classmethod
     def restore(cls, image: KooTouegRoundImage) -> Self:
-        """Build a round that goes on exactly where the frozen one stood."""
+        """Build a round in exactly the state that was frozen."""
         core = cls(image.round, image.initiators, gone=image.gone)
         core._questions = {(agent, by): number for agent, by, number in image.questions}
         core._answered = dict.fromkeys(image.answered)
