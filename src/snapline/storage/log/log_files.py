@@ -1,49 +1,51 @@
 """Reading and writing host logs: listing and reading entries, appending batches, sealing logs, and deleting batches.
 
-**Reading.** An entry counts as durable only after its reader has synced its directory. A reader may see an entry before it is durable: its writer may die before it syncs the directory. If the reader acted on it
-then, a power failure could remove an entry that others rely on. So after a listing the reader syncs every directory with
-new entries. Logs with the mark `sealed` need no sync: the mark is created after a sync, and no entry follows.
+**Reading.** An entry counts as durable only after its reader has synced the log's directory. A reader may see an entry before the entry is
+durable, because its writer may die before syncing the directory. If the reader acted on the entry then, a power failure could remove an
+entry that others rely on. So after a listing the reader syncs every directory with new entries. Logs with the mark `sealed` need no sync:
+the mark is created after a sync, and no entry follows.
 
 Deletion of garbage leaves gaps, so a missing number proves nothing by itself. Where the store is signed or
-encrypted, records list the deleted batches (`log_deletions.py`), and `missing_batches` returns the ones that are missing otherwise.
+encrypted, deletion records list the deleted batches (`log_deletions.py`), and `missing_batches` returns those that are missing without a
+record.
 
-**Writing.** The problem. A host acknowledges an input once it is durable, and a later owner of the agent must find it. A slow host may not
-know that it was replaced. Whatever it then writes must be found by the new owner, or must not be acknowledged.
+**Writing.** The problem: a host acknowledges an input once it is durable, and a later owner of the agent must find the input. A slow host
+may not know that it was replaced. Whatever such a host then writes must either be found by the new owner or never be acknowledged.
 
-The model. If several processes create the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a conditional PUT). A log has
-one appender. It takes numbers in ascending order, each after the outcome of the previous one is known. There may be many sealers, at
-any time, of any speed, and each may die anywhere. Listing a directory is not atomic: the result contains everything that
-existed throughout the listing, and may miss or contain entries that appeared or disappeared meanwhile.
+The model: if several processes create the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a conditional PUT).
+A log has one appender. The appender takes numbers in ascending order, each after the outcome of the previous one is known. There may be
+many sealers, at any time, of any speed, and each may die anywhere. Listing a directory is not atomic: the result contains everything that
+existed throughout the listing. Entries that appeared or disappeared meanwhile may be in the result or not.
 
-**Appending** creates the next number. If the name is taken by the same bytes, the append succeeded: an earlier try came that far, and
-only its last sync is missing. If anything else has the name, the batch was not appended and never will be: the log is being sealed.
+**Appending** creates the next number. If the same bytes already have the name, the append succeeded: an earlier attempt created the file,
+and only its last sync is missing. If anything else has the name, the batch was not appended and never will be: the log is being sealed.
 
 **Sealing.**
 
 1. Create the mark `sealing`.
-2. List the log.
-3. Create a seal above the highest number, unless one exists. Try the next number first. While batches are faster, try 2, 4, 8 … above the
-   number that failed, so no appender can outrun the sealer.
-4. Seal each number from there downwards, until one is a batch. Now all numbers between are seals, and all below that batch have been
-   used. So the appender's next number is a seal, and it will acknowledge nothing more.
-5. Create the mark `sealed`, which saves others the work.
+2. List the entries of the log.
+3. Create a seal above the highest number, unless one exists. Try the next number first. While the appender takes the number first, jump by
+   2, 4, 8 … above the number that failed, so no appender can outrun the sealer.
+4. Seal each number from there downwards, until a number is a batch. Now all numbers between are seals, and all numbers below that batch
+   have been used. So the appender's next number is a seal, and the appender will acknowledge nothing more.
+5. Create the mark `sealed`, which saves other sealers the work.
 
-Sealers never probe numbers upwards, since deleted batches leave gaps. A sealer does not stop at an existing seal on the way down: the maker of that
-seal may have died before it sealed the numbers below. A damaged file does not stop it either. Extra seals are harmless.
+A sealer never probes numbers upwards, since deleted batches leave gaps. A sealer does not stop at an existing seal on the way down: the
+maker of that seal may have died before it sealed the numbers below. A damaged file does not stop it either. Extra seals are harmless.
 
-**Deleting** spares seals and the highest number. In a log with the mark `sealing` it waits for the mark `sealed`. Otherwise
-a listing could miss both the old highest number, deleted after a higher one was appended, and the new highest one. The seal would then
-take a number in the middle, and the appender would go on above it. The rule prevents this. A deleted batch was below a number that was listed
-before the deleter looked for the mark, so before the mark existed, so before the sealer listed. So the number that was highest when the
-sealer began to list still exists when it ends, and stops it on its way down.
+**Deleting** spares seals and the highest number. In a log with the mark `sealing` the deleter waits for the mark `sealed`. Otherwise
+a listing could miss two batches: the old highest one, deleted after a higher one was appended, and the new highest one. The seal would then
+take a number in the middle, and the appender would continue above the seal. The rule prevents this. The deleter lists a higher number
+first and looks for the mark afterwards. If the mark is absent, the sealer lists later still and finds that higher number. So the number
+that was highest when the sealer began to list still exists when the sealer ends, and stops the sealer on its way down.
 
-Where the store is signed or encrypted, deletions are recorded beforehand.
+Where the store is signed or encrypted, deletions are recorded before the batches are deleted.
 
-After a log is sealed, a late sealer may still create seals in place of deleted batches. They are harmless. So a reader reads *all*
-numbers and skips seals.
+After a log is sealed, a late sealer may still create seals in place of deleted batches. Such seals are harmless. So a reader reads
+*all* numbers and skips seals.
 
-Carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and nothing is acknowledged
-after that.
+This module carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and no input is acknowledged after
+that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -80,27 +82,27 @@ from snapline.storage.log.log_record import (
 )
 
 READINGS = 3
-"""Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""
+"""Number of passes over the deletion records before a batch counts as missing. One listing may miss both a record and its replacement."""
 
 
 def unsupported_reason(disk: Disk) -> str:
-    """Return why this disk cannot hold host logs; "" if it can."""
+    """Return the reason why this disk cannot hold host logs; "" if it can."""
     return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
 
 class LogReader:
-    """Reads the host logs of one store. Threads may share it."""
+    """Reader of the host logs of one store. Threads may share a reader."""
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
         self._disk = disk
         self._store_id = store_id
         self._guard = guard
         self._durable: dict[LogName, frozenset[int]] = {}
-        """Entries that this reader has listed and not yet synced."""
+        """Entries that this reader has listed and whose directories it has synced, by log."""
 
     @property
     def unsupported_reason(self) -> str:
-        """Return why this store cannot hold host logs; "" if it can."""
+        """Return the reason why this store cannot hold host logs; "" if it can."""
         return unsupported_reason(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
@@ -151,7 +153,7 @@ class LogReader:
 
 
 def find_logs(disk: Disk) -> list[LogName]:
-    """Return all logs that have a directory, sorted. A store that never held a log has no folder for them."""
+    """Return all logs that have a directory, sorted. A store that never held a log has no directory for logs."""
     logs = []
     for plan in _directories(disk, LOG):
         for directory in _directories(disk, plan):
@@ -167,7 +169,7 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
 
 
 def list_batches(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the batches, judged by their first bytes, ascending."""
+    """Return the numbers of the batches, ascending. The first bytes of a file tell whether it is a batch."""
     return [number for number in list_numbers(disk, log) if holds_batch(disk, entry_path(log, number))]
 
 
@@ -187,7 +189,8 @@ def missing_batches(
     store_id: str | None,
     guard: Guard,
 ) -> dict[LogName, int]:
-    """Return log → its lowest number, up to its highest batch and `newest`, that is neither a batch nor deleted. Complete logs are absent."""
+    """Return log → its lowest missing number. A number is missing if it is at most the highest batch or `newest`, and neither a batch nor
+    deleted."""
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
         deleted, _ = read_all(disk, store_id=store_id, guard=guard)
@@ -202,18 +205,18 @@ def missing_batches(
 
 
 def find_entries(disk: Disk) -> Iterator[str]:
-    """Yield the paths of all entries, a log at a time."""
+    """Yield the paths of all entries, one log after another."""
     for log in find_logs(disk):
         yield from (entry_path(log, number) for number in list_numbers(disk, log))
 
 
 def holds_batches(disk: Disk) -> bool:
-    """Return whether there is a batch in any log. Seals do not count."""
+    """Return whether any log contains a batch. Seals do not count."""
     return any(holds_batch(disk, path) for path in find_entries(disk))
 
 
 def holds_batch(disk: Disk, path: str) -> bool:
-    """Return whether there is a batch at `path`, judged by its first bytes."""
+    """Return whether the file at `path` is a batch, judged by its first bytes."""
     try:
         return is_batch(disk.read(path, 0, HEAD_BYTES))
     except OSError:
@@ -221,24 +224,24 @@ def holds_batch(disk: Disk, path: str) -> bool:
 
 
 def keys_of_batches(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys under which batches are encrypted; errors as `check_entry`."""
+    """Return the ids of the keys that encrypt batches. Raises the errors of `check_entry`."""
     entries = [_read(disk, path, store_id) for path in find_entries(disk)]
     return {entry.key for entry in entries if isinstance(entry, BatchBody) and entry.key}
 
 
 def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> None:
-    """Read a whole log file and check it; errors as `read_entry`, but a missing file is damage."""
+    """Read a whole log file and check it. Raises the errors of `read_entry`, but reports a missing file as damage."""
     body = _read(disk, path, store_id)
     if isinstance(body, BatchBody):
         open_batch(body, guard, path=path)
 
 
 def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | SealBody:
-    """Return the body of the file at `path`, after every check that needs no key.
+    """Return the body of the log file at `path`, after every check that needs no key.
 
     Raises:
         NotFoundError: the file does not exist.
-        DamagedDataError, StoreError: see `decode_file`; or the file cannot be read.
+        DamagedDataError, StoreError: as in `decode_file`, or the file cannot be read.
     """
     try:
         return _read(disk, path, store_id)
@@ -270,16 +273,16 @@ def _directories(disk: Disk, directory: str) -> Iterator[str]:
 
 
 JUMPS_MAX = 40
-"""Step 3: each jump doubles the distance. To outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""
+"""Limit on jumps in step 3. Each jump doubles the distance, so to outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""
 
 SEALS_MAX = 100_000
-"""Step 4: at most the length of the last jump, about twice what was appended since the listing. A longer run of seals is an error."""
+"""Limit on seals in step 4: the length of the last jump, about twice what was appended since the listing. A longer run is an error."""
 
 _ID_BYTES = 16
 
 
 class LogWriter:
-    """Writes the host logs of one store. Threads may share it."""
+    """Writer of the host logs of one store. Threads may share a writer."""
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk
@@ -287,12 +290,12 @@ class LogWriter:
         self._guard = guard
         self._random_bytes = random_bytes
         self._known_directories: set[LogName] = set()
-        """Logs whose directories this object has synced in their parents."""
+        """Logs whose directories this writer has synced in their parent directories."""
         self._certified: tuple[LogName, bytes, bytes] | None = None
-        """The log written last, the certificate given for it, and the verified certificate."""
+        """The log that was written last, the certificate that the caller gave for it, and the verified certificate."""
 
     def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the batch's file; see `Store.prepare_batch`."""
+        """Return the file of this batch; see `Store.prepare_batch`."""
         check_log(log)
         nonce = self._random_bytes(_ID_BYTES).hex()
         return encode_batch(
@@ -312,7 +315,7 @@ class LogWriter:
         return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
 
     def append(self, prepared: PreparedBatch) -> bool:
-        """Create the batch, durable when this returns True; see `Store.append_batch`."""
+        """Create the batch. When this returns True, the batch is durable; see `Store.append_batch`."""
         log, path = prepared.log, prepared.path
         with store_files.writing(self._disk, f"entry {prepared.number} of {log}"):
             self._prepare_directory(log)
@@ -325,13 +328,13 @@ class LogWriter:
                 self._check_intact(path)
                 self._disk.sync_directory(log.directory)
                 return False
-            except OSError:  # The next call must not rely on the directory.
+            except OSError:  # The next call must not assume that the directory exists.
                 self._known_directories.discard(log)
                 raise
         return True
 
     def seal(self, log: LogName) -> None:
-        """End a log, durably when this returns; see `Store.seal_log`."""
+        """End a log. The seal is durable when this returns; see `Store.seal_log`."""
         check_log(log)
         with store_files.writing(self._disk, f"the seal of {log}"):
             if self._is_marked(log, SEALED):
@@ -346,7 +349,7 @@ class LogWriter:
                     top = self._seal_above(log, top)
                 self._seal_below(log, top)
                 failpoint("store.log.seal.closed")
-                self._disk.sync_directory(log.directory)  # The mark vouches for all entries.
+                self._disk.sync_directory(log.directory)  # The mark promises that all entries are durable.
                 self._mark(log, SEALED)
             except OSError:
                 self._known_directories.discard(log)
@@ -371,8 +374,8 @@ class LogWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _certificate(self, log: LogName, given: bytes) -> bytes:
-        """Return the log's certificate. A process with the private key certifies itself. A batch that readers would reject must not be
-        acknowledged."""
+        """Return the log's certificate. A process with the private key certifies itself. A process checks its certificate before it
+        writes, as no batch that readers would reject may be acknowledged."""
         guard = self._guard
         if guard is None or not guard.verifies:
             return b""
@@ -388,7 +391,7 @@ class LogWriter:
         return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
-        """Create a mark. Only its presence counts; contents written by another process are not read."""
+        """Create a mark. Only the presence of a mark counts: contents that another process wrote are not read."""
         path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
@@ -403,7 +406,7 @@ class LogWriter:
         return True
 
     def _seal_above(self, log: LogName, number: int) -> int:
-        """Step 3: return the number of a seal above all batches."""
+        """Do step 3 of sealing; return the number of a seal above all batches."""
         for jump in range(JUMPS_MAX):
             number += 2**jump
             if self._create_seal(log, number):
@@ -411,7 +414,7 @@ class LogWriter:
         raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
 
     def _seal_below(self, log: LogName, top: int) -> None:
-        """Step 4: seal downwards to the first batch."""
+        """Do step 4 of sealing: seal numbers downwards to the first batch."""
         for number in range(top - 1, max(0, top - 1 - SEALS_MAX), -1):
             path = entry_path(log, number)
             if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
@@ -420,7 +423,7 @@ class LogWriter:
             raise StoreError(f"{log} has {SEALS_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Create a seal; return whether one durably exists, new or old."""
+        """Create a seal; return whether the number now has a durable seal, new or old."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
@@ -430,20 +433,21 @@ class LogWriter:
         return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
-        """Return whether the file equals a seal byte by byte. A damaged file does not."""
+        """Return whether the file equals a seal byte by byte. A damaged seal does not."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         with store_files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
     def _check_intact(self, path: str) -> None:
-        """Check that the file in a batch's place is whole. A damaged one might be that batch, and its outcome is unknown."""
+        """Check that the file in the place of a batch is intact. A damaged file might be that batch, and then the outcome of the append
+        is unknown."""
         try:
             read_entry(self._disk, path, store_id=self._store_id)
         except NotFoundError as error:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
     def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
-        """Find deletable batches. The listing must come before the check for the mark; see the module's text."""
+        """Return the batches that may be deleted. The listing must come before the check for the mark; see the module docstring."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         wanted = [number for number in listed if number in numbers and number < highest]
@@ -453,7 +457,7 @@ class LogWriter:
         return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
 
     def _note(self, found: dict[LogName, list[int]]) -> None:
-        """Record the batches before they are deleted."""
+        """Write a deletion record for the batches before they are deleted."""
         if self._guard is None or not authenticates(self._guard) or not found:
             return
         note_deletions(
@@ -477,7 +481,7 @@ class LogWriter:
         )
 
     def _prepare_directory(self, log: LogName) -> None:
-        """Make the log's directory durable, once."""
+        """Create the log's directory and make it durable, once for each log."""
         if log in self._known_directories:
             return
         if unsupported_reason(self._disk):

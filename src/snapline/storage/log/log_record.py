@@ -1,13 +1,13 @@
 """Names and file format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
 
-All files are records (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record contains its store and path, so
-a file in the wrong place counts as damage.
+Every file is a record (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record names its store and
+path, so a file in the wrong place counts as damage.
 
-A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes knows that it wrote them. Where
-the store is encrypted, the contents of a batch are sealed under a key of their own, derived from the nonce and
-bound to the batch's place. Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too (version 2).
-The signing key belongs to the host, and the coordinator certifies its public half for this log.
-The bytes of seals and marks follow from their places, so any number of processes may write them.
+A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes in a file knows that it wrote the
+file. Where the store is encrypted, each batch is encrypted under a key of its own, derived from the nonce and bound to the batch's place.
+Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too (version 2). The signing key belongs to
+the host, and the coordinator certifies the public half of the key for this log.
+The path of a seal or mark determines its bytes, so any number of processes may write them.
 
 The names:
 
@@ -16,7 +16,7 @@ The names:
     log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
     log/deleted.<random>                 the deleted batches of all logs (`log_deletions.py`)
 
-Host ids may contain dashes and dots: the last dash ends the id.
+Host ids may contain dashes and dots: the last dash in the name ends the host id.
 """
 
 import re
@@ -43,7 +43,7 @@ from snapline.storage.keys.ciphers import log_message
 from snapline.storage.packs.checkpoint import JournalEntry
 
 NUMBER_MAX = EPOCH_MAX
-"""Largest number of a plan, start or entry; fits a signed 64-bit integer."""
+"""Largest number of a plan, host start or entry. The number fits a signed 64-bit integer."""
 
 SEALING = "sealing"
 SEALED = "sealed"
@@ -56,7 +56,7 @@ _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Name of the log that one start of a host writes under one plan."""
+    """Name of the log that one start of a host process writes under one plan."""
 
     plan: int
     host: str
@@ -64,12 +64,12 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def directory(self) -> str:
-        """Directory of its entries."""
+        """Directory of the log's entries."""
         return f"{LOG}/{self.plan}/{self.host}-{self.start}"
 
     @property
     def writer(self) -> str:
-        """Writer id of this start of the host, as used in pack names."""
+        """Writer id of this start of the host, as used in the names of packs."""
         return f"{self.host}.{self.start}"
 
     def __str__(self) -> str:
@@ -92,17 +92,17 @@ def check_number(number: int) -> int:
 
 
 def entry_path(log: LogName, name: int | str) -> str:
-    """Return the path of the entry of this number, or of a mark."""
+    """Return the path of the entry with this number, or of the mark with this name."""
     return f"{log.directory}/{name}"
 
 
 def deletions_path(random: str) -> str:
-    """Return the path of a record of deletions; `random` has 32 hexadecimal digits."""
+    """Return the path of a deletion record; `random` has 32 hexadecimal digits."""
     return f"{LOG}/deleted.{random}"
 
 
 def is_deletions_path(path: str) -> bool:
-    """Return whether `path` names a record of deletions."""
+    """Return whether `path` names a deletion record."""
     return _DELETIONS.fullmatch(path) is not None
 
 
@@ -116,7 +116,7 @@ def parse_directory(path: str) -> LogName | None:
 
 
 def parse_path(path: str) -> tuple[LogName, int | str] | None:
-    """Return log and number, or log and mark; None for paths that no log file has."""
+    """Return the log with the entry number or the mark at this path; None for paths that no log file has."""
     directory, _, name = path.rpartition("/")
     log = parse_directory(directory)
     if log is not None and name in MARKS:
@@ -127,7 +127,7 @@ def parse_path(path: str) -> tuple[LogName, int | str] | None:
 
 
 BATCH_BYTES_MAX = 2**26
-"""Largest batch file (64 MiB, four of the longest messages). Checked before writing and before reading."""
+"""Largest batch file (64 MiB, four messages of maximal length). The size is checked before writing and before reading."""
 
 BATCH_KIND = b"LBAT"
 SEAL_KIND = b"LSEA"
@@ -136,19 +136,19 @@ _PURPOSE = "snapline batch 1"
 _SIGNED_PURPOSE = "snapline signed batch 1"
 _SIGNED_VERSION = 2
 _KIND = slice(8, 12)
-"""Position of a record's kind."""
+"""Position of the kind within a record."""
 
 
 class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An external message to an agent.
 
     Attributes:
-        agent: receiver.
-        number: counts the inputs of this agent from 1, over all its owners and incarnations.
-        client: sender.
+            agent: receiver of the message.
+        number: number of the input, counted from 1 for this agent over all its owners and incarnations.
+            client: sender of the message.
         key: the client's idempotency key.
         payload: the message as encoded by `encode_message`.
-        admitted_ns: wall-clock time of acceptance in nanoseconds since 1970, for people only.
+        admitted_ns: wall-clock time of acceptance in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -163,19 +163,19 @@ EFFECT = "effect"
 """Kind of a journal entry that records an effect."""
 
 BEGUN = "begun"
-"""Suffix of a host log entry for an effect that is about to be executed. Journals never contain such entries."""
+"""Suffix of the kind of a host log entry for an effect that is about to be executed. Journals never contain such entries."""
 
 
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A finished journal entry of a durable turn; a repetition of the same turn does not run that step again.
+    """A finished journal entry of a durable turn. A repetition of the same turn does not run that step again.
 
     Attributes:
         agent: the agent that runs the turn.
-        turn: counts the durable turns of this agent along its history, from 1.
+        turn: number of the durable turn, counted from 1 along the agent's history.
         seed: 16 bytes that identify the turn among all turns of this number in any history.
-        place: position in the journal, from 0.
-        prefix: digest of all earlier entries, 16 bytes.
-        entry: the entry itself.
+        place: position of the entry in the journal, counted from 0.
+        prefix: digest of all earlier entries of the journal, 16 bytes.
+        entry: the journal entry itself.
     """
 
     agent: str
@@ -187,19 +187,19 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of a log. `saved_entries` are the `entries` as stored in the file, which omits an empty list."""
+    """One batch of a log. `saved_entries` holds `entries` as stored in the file, where an empty list is omitted."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
 
     @property
     def entries(self) -> list[LoggedEntry]:
-        """Entries of journals of durable turns."""
+        """Journal entries of durable turns."""
         return self.saved_entries or []
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
-    """A batch ready to be stored: each try writes the same `data` at `path`."""
+    """A batch ready to be stored. Each attempt writes the same `data` at `path`."""
 
     log: LogName
     number: int
@@ -211,10 +211,10 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a batch's record.
 
     Attributes:
-        data: MessagePack of the `LogBatch`; encrypted if there is a key.
+        data: the `LogBatch` in MessagePack; encrypted if there is a key.
         key: id of the key that encrypts `data`; empty if not encrypted.
         nonce: 32 random hexadecimal digits.
-        host, number, plan, start, store: place of the batch.
+        host, number, plan, start, store: where the batch belongs.
     """
 
     data: bytes
@@ -228,7 +228,7 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def log(self) -> LogName:
-        """Log of the batch."""
+        """Log that contains the batch."""
         return LogName(self.plan, self.host, self.start)
 
     def context(self) -> bytes:
@@ -237,16 +237,16 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def path(self) -> str:
-        """Path of the batch."""
+        """Path of the batch's file."""
         return entry_path(self.log, self.number)
 
 
 class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed batch: version 2.
+    """Body of a signed batch (version 2).
 
     Attributes:
         signer: public half of the host's signing key.
-        certificate: the coordinator's signature over log and `signer`.
+        certificate: the coordinator's signature over the log's name and `signer`.
         signature: the host's signature over the rest of the body.
     """
 
@@ -260,7 +260,7 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the record of a seal, or of a mark; `entry` is the file's name: the seal's number in decimal, or the mark."""
+    """Body of the record of a seal or a mark. `entry` is the file's name: the seal's number in decimal digits, or the mark."""
 
     entry: str
     host: str
@@ -270,7 +270,7 @@ class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
     @property
     def path(self) -> str:
-        """Path of the seal."""
+        """Path of the seal's file."""
         return entry_path(LogName(self.plan, self.host, self.start), self.entry)
 
 
@@ -290,7 +290,7 @@ def encode_batch(
     guard: Guard | None,
     certificate: bytes = b"",
 ) -> PreparedBatch:
-    """Return the batch's file; its encryption key is durable when this returns. `certificate` is the log's, where batches are signed.
+    """Return the batch's file. The batch's encryption key is durable when this returns. Signed batches need the log's `certificate`.
 
     Raises:
         UsageError: an input is invalid, or the batch is too large.
@@ -315,12 +315,12 @@ def encode_batch(
 
 
 def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
-    """Return the file of a seal with this entry number, or of this mark."""
+    """Return the file of the seal with this entry number, or of this mark."""
     return seal(SEAL_KIND, canonical.encode(SealBody(str(entry), log.host, log.plan, log.start, store_id)))
 
 
 def is_batch(data: bytes) -> bool:
-    """Return whether `data` looks like the beginning of a batch file."""
+    """Return whether `data` starts like a batch file."""
     return data[_KIND] == BATCH_KIND
 
 
@@ -351,7 +351,7 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
     Raises:
         DamagedDataError: the data cannot be decrypted, or its contents are invalid.
         UnsignedBatchError: the batch is not signed as the guard demands.
-        StoreError: the batch is not encrypted and there is a key, or the reverse.
+        StoreError: the batch is not encrypted although there is a key, or is encrypted although there is none.
     """
     _check_signature(body, guard, path)
     context = body.context()
@@ -369,7 +369,7 @@ class UnsignedBatchError(StoreError):
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
-    """Return whether the owner of the key has certified the host's `public` key for this log."""
+    """Return whether the owner of the store's key has certified the host's `public` key for this log."""
     return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
 
 
@@ -390,7 +390,7 @@ def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
 
 
 def _contradiction(batch: LogBatch) -> str:
-    """Return what is invalid in `batch`; empty if nothing is. Checked before writing and after reading."""
+    """Return a description of what is invalid in `batch`; empty if it is valid. The check runs before writing and after reading."""
     numbered = [(logged.agent, logged.number, "an input") for logged in batch.inputs]
     numbered += [(logged.agent, logged.turn, "a durable turn") for logged in batch.entries]
     for agent, number, kind in numbered:
