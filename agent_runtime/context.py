@@ -1,9 +1,9 @@
-"""Requests of a handler to the runtime.
+"""Requests that a handler makes to the runtime.
 
-No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected here, and take
-effect together at that end, or not at all. A context is valid for its own turn only.
+No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected in the
+context. At that end all of them take effect together, or none does. A context is valid for its own turn only.
 
-Most turns only send, and answer. A context makes the record of its rare requests when the first of them comes.
+Most turns only send messages and reply. So a context creates the record for rarer requests only when the handler makes the first of these.
 """
 
 import functools
@@ -54,7 +54,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 
 class RareRequests:
-    """Requests besides the sends of one turn, or segment of one."""
+    """All requests of one turn or segment except its sends."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
 
@@ -69,18 +69,18 @@ class RareRequests:
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 WAITED_WHOLE_NS = 15 * 60 * 10**9
-"""Length of the last part of a wait for an instant, in which the clock is not read again."""
+"""Length of the last part of a wait for an instant; during this part the clock is not read again."""
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
 class Context:
-    """One turn's view of the runtime: its requests are carried out if the turn succeeds, and not at all otherwise.
+    """One turn's view of the runtime. The turn's requests are carried out only if the turn succeeds.
 
     Attributes:
         agent: id of the agent itself.
-        incarnation: incarnation number of the agent; it rises with each restart.
+        incarnation: incarnation number of the agent; the number rises with each restart.
         sender: id of the sending agent; the agent's own id for timers and `on_start`; `@` and the client's name for an input.
     """
 
@@ -118,12 +118,12 @@ class Context:
 
     @property
     def received_from(self) -> str:
-        """Return the sender of the message that `receive` returned last; "" before."""
+        """Return the sender of the message that `receive` returned last; "" if `receive` has not returned yet."""
         return self._journal.received_from if self._journal is not None else ""
 
     @property
     def may_reply(self) -> bool:
-        """Return whether this turn is for an input from outside or a call, and has not been answered."""
+        """Return whether this turn handles an input from outside or a call, and has not replied yet."""
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
@@ -141,15 +141,15 @@ class Context:
         self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
-        """Send a message that was encoded; the runtime calls this."""
+        """Send an encoded message; only the runtime calls this method."""
         check_receiver(to)
         self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
         """Answer the call (`ctx.call`) or the input (`Client.ask`) that this turn handles. The answer is encoded at once.
 
-        The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets the answer when a complete epoch holds the turn, or
-        at the end of the turn if it requested an early answer.
+        The answer belongs to the turn: a recovery that undoes the turn also undoes the answer. A client gets the answer when a complete
+        epoch contains the turn, or at the end of the turn if the client requested an early answer.
 
         Raises:
             UsageError: this turn handles no input and no call, or has already answered.
@@ -168,14 +168,14 @@ class Context:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
-        """Send `message` to the outside under `topic` (`Client.outputs`). The message is encoded at once.
+        """Emit `message` as an output under `topic`; clients read it with `Client.outputs`. The message is encoded at once.
 
-        An output belongs to its turn. It is released once, when a complete epoch holds the turn, and never reverted after that: a recovery undoes
-        only outputs that nobody has received. Until its release an output is part of the agent's state, and an agent that stops stays until its
-        outputs are released.
+        An output belongs to its turn. The output is released once, when a complete epoch contains the turn, and is never reverted
+        afterwards. A recovery undoes only outputs that nobody has received. Until its release an output is part of the agent's state, and
+        an agent that stops is kept until its outputs are released.
 
         Args:
-            topic: written like an id: 1 to 128 characters out of letters, digits, '_', '.' and '-'.
+            topic: 1 to 128 characters out of letters, digits, '_', '.' and '-', like an agent id.
 
         Raises:
             UsageError: the topic is not valid.
@@ -188,11 +188,11 @@ class Context:
         rare.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
-        """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
+        """Send `message` to the agent itself after `delay_s` seconds. A new timer with the same name replaces the old one.
 
-        Timers are part of the agent's state: after a recovery the timer waits for the rest of the delay. Time since the checkpoint counts only on the
-        machine that took it, and until its next boot; elsewhere that time is unknown, and the timer waits for the whole rest. To wait for an instant,
-        see `sleep_until`.
+        Timers are part of the agent's state: after a recovery the timer waits for the remaining delay. Time since the checkpoint counts
+        only on the machine that took the checkpoint, until that machine's next boot. Elsewhere that time is unknown, and the timer waits
+        for the whole remaining delay. To wait for an instant, see `sleep_until`.
         """
         rare = self._more()
         name = plain_name("a timer", name)
@@ -205,17 +205,17 @@ class Context:
         rare.timers.append((name, round(delay_s * 1e9), encode_message(message)))
 
     def cancel_timer(self, name: str) -> None:
-        """Forget the timer of that name, if there is one."""
+        """Cancel the timer with this name, if there is one."""
         rare = self._more()
         rare.timers = [timer for timer in rare.timers if timer[0] != name]
         rare.cancelled.append(name)
 
     def spawn(self, agent: str, made: Agent) -> None:
-        """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
+        """Create agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
-        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead letter of this agent or of the
-        existing one (after a recovery both may have been requested). Messages to that id go to the existing agent, or become dead letters too, as do
-        those that this agent sent to it before the request.
+        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation request becomes a dead letter of
+        this agent or of the existing one (after a recovery both may have been requested). Messages to that id go to the existing agent, or
+        become dead letters too. The same holds for messages that this agent sent to that id before the request.
 
         Raises:
             UsageError: this turn has already spawned that id, or the state cannot be saved as declared.
@@ -234,12 +234,14 @@ class Context:
         rare.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
-        """End this agent after the turn. Messages sent to it afterwards become dead letters, and so do inputs from outside that still wait."""
+        """End this agent after the turn. Messages sent to the agent afterwards become dead letters, and so do waiting inputs from
+        outside."""
         self._check_open()
         self._stops = True
 
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
-        """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
+        """End this turn without effect, and restore the fleet from a snapshot: "last", a tag or an epoch; see docs/going-back.md.
+        UsageError."""
         self._check_open()
         request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)
@@ -247,25 +249,26 @@ class Context:
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, whatever its policy says.
 
-        For fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols); in coordinated fleets it has no effect:
-        there the coordinator decides, for all agents at once.
+        The request is for fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols). In coordinated
+        fleets the request has no effect: there the coordinator decides, for all agents at once.
         """
         self._more().wants_checkpoint = True
 
     def now(self) -> int:
-        """Return wall-clock time in nanoseconds since 1970. In a durable turn: the time when the turn first came here."""
+        """Return wall-clock time in nanoseconds since 1970. In a durable turn, the call returns the time at which the turn first reached
+        it, even when the turn is run again."""
         self._check_open()
         return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """Return a random number, 0 ≤ x < 1. A durable turn that is run again draws the same ones."""
+        """Return a random number, 0 ≤ x < 1. A durable turn that is run again gets the same values."""
         self._check_open()
         if self._journal is None:
             return self._world.random()
         return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
-        """Return a random UUID (version 4). A durable turn that is run again draws the same ones."""
+        """Return a random UUID (version 4). A durable turn that is run again gets the same values."""
         self._check_open()
         if self._journal is None:
             return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
@@ -306,29 +309,30 @@ class Context:
         retries: int | Sequence[float] = 0,
         durability: str = "log",
     ) -> Any:  # the function's own result
-        """Run outside I/O: `function(*args)` in a thread, or awaited if it is a coroutine function.
+        """Run outside I/O: `function(*args)` in a thread, or awaited if `function` is a coroutine function.
 
-        The turn waits; other agents run meanwhile. In a plain turn, checkpoints wait for its end, and a turn that is retried, or repeated by a
-        recovery, runs its steps again. In a durable turn, the result is in the journal and the host log once the step has ended. A recovery does not
-        run the step again, unless the repeated turn has another history. A step that was running is run again.
+        The turn waits while other agents run. In a plain turn, checkpoints wait for the turn's end. If such a turn is retried, or repeated
+        by a recovery, its steps run again. In a durable turn, the result is in the journal and the host log once the step has ended. A
+        recovery does not run a completed step again, unless the repeated turn has another history. A step that was still running is run
+        again.
 
         Args:
-            timeout_s: longest time for each attempt; after it a thread runs on, and its result is dropped.
+            timeout_s: longest time for each attempt. After the timeout a thread continues to run, but its result is dropped.
             heartbeat_s: time without a heartbeat after which an attempt fails; the function calls `snapline.heartbeat`. Detection may take up to
                 twice that time.
             retries: number of retries if the function raises, or the seconds to wait before each, such as `(0.5, 5)`.
-            durability: durability of the result in a durable turn. "log": the turn continues when the result is in the store, some milliseconds
-                later. "checkpoint": the turn continues at once; the result is in the agent's next checkpoint, and a recovery to an earlier one may
-                run the step again.
+            durability: durability of the result in a durable turn. "log": the turn continues once the result is in the store, after some
+                milliseconds. "checkpoint": the turn continues at once; the result is in the agent's next checkpoint, and a recovery to an
+                earlier one may run the step again.
 
         Returns:
-            The function's result. In a durable turn it is decoded from the journal as the function's return annotation, or without one as plain
-            values (dictionaries, lists, numbers, text).
+            The function's result. In a durable turn the result is decoded from the journal as the type of the function's return annotation.
+                Without an annotation it is decoded as plain values (dictionaries, lists, numbers, text).
 
         Raises:
             StepFailedError: in a durable turn, the function raised, or its result cannot be encoded. A plain turn gets the function's own error.
             EncodingError: in a durable turn, the arguments cannot be encoded.
-            DivergenceError: the result in the journal is not what the function declares any more: the turn is suspended.
+            DivergenceError: the result in the journal no longer has the type that the function declares; the turn is suspended.
             UsageError: the durability, the retries or a time is not valid.
         """
         self._check_open()
@@ -354,18 +358,21 @@ class Context:
         retries: int | Sequence[float] = 0,
         repeatable: bool = True,
     ) -> Any:  # the function's own result
-        """Do something outside that must not be repeated: `function(*args, key=outside_key)`. In durable turns only; `docs/effects.md`.
+        """Perform an action outside the fleet that must not be repeated: `function(*args, key=outside_key)`. In durable turns only;
+        `docs/effects.md`.
 
-        The function runs only after the request is durable: when the next snapshot is complete. After a crash during the call the function is called
-        again with the same outside key, so the service must recognize keys; or `probe` is called first.
+        The function runs only after the request is durable, that is, when the next snapshot is complete. After a crash during the call the
+        function is called again with the same outside key, so the outside service must recognize repeated keys. If a `probe` is given, it
+        is called first.
 
         Args:
-            key: id of the effect within this agent. The same key with the same arguments is the same effect in any turn, and is not done again.
-                Without a key the effect belongs to this place in this turn.
+            key: id of the effect within this agent. The same key with the same arguments is the same effect in any turn, and the effect is
+                not done again. Without a key the effect belongs to this place in this turn.
             compensate: `(function, *args)` that undoes the effect, called with its own `key` if the turn or its saga fails permanently. The function
                 must be at the top level of a module.
-            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done the effect: it returns the result, or None if not. It is
-                called before every repetition after a crash or a failure, `timeout_s` after the earlier call, which may still be running.
+            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done the effect: it returns the result, or None if
+                no call has. The probe is called before every repetition after a crash or a failure, `timeout_s` after the earlier call,
+                which may still be running.
             timeout_s: longest time for each call.
             retries: as for `step`.
             repeatable: if False, the function is not called again after a crash; without a probe the agent is suspended until an operator says
@@ -376,10 +383,10 @@ class Context:
 
         Raises:
             EffectFailedError: the function raised each time. The effect may still have been done.
-            UsageError: this turn is not durable; the key belongs to another effect; compensate cannot be found by its name; the store takes no
-                outputs.
+            UsageError: this turn is not durable; the key belongs to another effect; the function in `compensate` cannot be found by its
+                name; the store accepts no outputs.
             EncodingError: the arguments cannot be encoded.
-            DivergenceError: the result in the journal is not what the function declares any more: the turn is suspended.
+            DivergenceError: the result in the journal no longer has the type that the function declares; the turn is suspended.
         """
         journal = self._durable("ctx.effect")
         name = plain_name("an effect", name)
@@ -395,15 +402,16 @@ class Context:
 
     @awaited
     async def before_risk(self) -> None:
-        """Wait until a complete snapshot holds this turn up to here, so that no failure can undo it. In durable turns only; works like an effect that
-        calls nothing."""
+        """Wait until a complete snapshot contains this turn up to this point, so that no failure can undo it. In durable turns only; works
+        like an effect that calls no function."""
         await self.effect("before-risk", do_nothing)
 
     def saga(self, name: str) -> Saga:
         """Group effects that are all done, or all undone: `async with ctx.saga("trip"):`. In durable turns only.
 
-        If the block raises, the compensations of its effects run, newest first, and then the error is re-raised. Failed effects are compensated too,
-        since they may have been done. A crash at any point does not change this. A note on the error names each compensation that fails.
+        If the block raises, the compensations of its effects run, newest first, and then the error is re-raised. Failed effects are
+        compensated too, since they may have been done. A crash at any point does not change this behaviour. A note added to the error names
+        each compensation that fails.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -413,13 +421,13 @@ class Context:
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
     ) -> _Message:
-        """Send `message` to agent `agent`, and wait for its turn's answer by `ctx.reply`. In durable turns only.
+        """Send `message` to agent `agent`, and wait for the reply that its turn gives with `ctx.reply`. In durable turns only.
 
         Raises:
-            WaitTimeoutError: there was no answer in time; a later answer is dropped.
-            UnansweredCallError: the turn has ended without `ctx.reply`, or failed permanently, or there is no such agent.
-            EncodingError: the answer is not a `reply_type`.
-            UsageError: this turn is not durable, or the agent is this one.
+            WaitTimeoutError: the timeout passed before a reply arrived; a later reply is dropped.
+            UnansweredCallError: the called agent's turn has ended without `ctx.reply` or failed permanently, or there is no such agent.
+            EncodingError: the reply does not have the type `reply_type`.
+            UsageError: this turn is not durable, or the agent calls itself.
         """
         journal = self._durable("ctx.call")
         if agent == self.agent:
@@ -441,10 +449,10 @@ class Context:
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
         """Wait for the next message of this type, from any sender; `received_from` names it. In durable turns only.
 
-        Earlier messages of the same sender wait until this turn has ended, and then have their turns, in order.
+        Earlier messages of the same sender wait until this turn has ended. They then get turns of their own, in order.
 
         Raises:
-            WaitTimeoutError: no message came in time.
+            WaitTimeoutError: the timeout passed before such a message arrived.
             UsageError: this turn is not durable.
         """
         journal = self._durable("ctx.receive")
@@ -456,20 +464,20 @@ class Context:
 
     @awaited
     async def sleep(self, seconds: float) -> None:
-        """Wait. In durable turns only: the agent is suspended, and its checkpoints hold the remaining time, as those of timers do."""
+        """Wait for a time. In durable turns only: the agent is suspended, and its checkpoints contain the remaining time, as for timers."""
         self._durable("ctx.sleep")
         delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
 
     @awaited
     async def sleep_until(self, instant: datetime) -> None:
-        """Wait until the clock of the agent's host shows that instant; return at once if it has passed. In durable turns only.
+        """Wait until the clock of the agent's host shows this instant; return at once if the instant has passed. In durable turns only.
 
-        The clock is read again after half of the remaining time, and the last quarter of an hour works like `ctx.sleep`. So the wait stays correct
-        when the fleet was down or moved, and when the clock was corrected.
+        The clock is read again after half of the remaining time, and the last quarter of an hour works like `ctx.sleep`. So the wait stays
+        correct if the fleet was down or moved, or if the clock was corrected.
 
         Raises:
-            UsageError: the instant has no time zone, and so is ambiguous.
+            UsageError: the instant has no time zone and is therefore ambiguous.
         """
         self._durable("ctx.sleep_until")
         if not isinstance(instant, datetime) or instant.tzinfo is None:
@@ -494,7 +502,7 @@ class Context:
         timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
         entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
         if self._journal.has_left:
-            self.take_segment()  # only when run again; otherwise the segment is empty
+            self.take_segment()  # only if the turn is run again; otherwise the segment is empty
         return entry
 
     def _durable(self, what: str) -> TurnJournal:
@@ -508,7 +516,7 @@ class Context:
             raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
     def _more(self) -> RareRequests:
-        """Return the record for the rare requests of this turn."""
+        """Return the record for the rarer requests of this turn, and create it if needed."""
         self._check_open()
         if self._asked is None:
             self._asked = RareRequests()
@@ -517,7 +525,7 @@ class Context:
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
-        """Set the call that the turn is for, and its journal if it is durable."""
+        """Set the call that the turn handles, and the journal if the turn is durable."""
         self._call, self._journal, self._sagas = call, journal, []
 
     @property
@@ -526,7 +534,7 @@ class Context:
         return self._journal
 
     async def undo_effect(self, made: MadeEffect, *, saga: str = "") -> None:
-        """Run the compensation of an effect, as an effect.
+        """Run the compensation of an effect; the compensation is itself an effect.
 
         Raises:
             EffectFailedError: the compensation raised each time.
@@ -538,20 +546,21 @@ class Context:
         read_outcome(name, made.key, entry, lambda: None)
 
     def close(self) -> bool:
-        """Close the context: the turn has ended; return whether it could go on until then."""
+        """Close the context, since the turn has ended. Return whether the context was open until now."""
         was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
         return was_open
 
     def stand(self) -> None:
-        """Suspend the context while the durable turn waits: tasks that its handler has started may not use it meanwhile."""
+        """Suspend the context while the durable turn waits. Tasks that the handler has started may not use a suspended context."""
         self._closed = "waits: only its handler may use the context, not a task beside it"
 
     def go_on(self) -> None:
-        """Reopen the context: the turn waits no more."""
+        """Reopen the context, since the turn no longer waits."""
         self._closed = ""
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
-        """Return the outcome of a durable turn's segment, which ends here: as `outcome`, but stops and answers come with the turn's end."""
+        """Return the requests of a durable turn's segment, which ends here. Unlike in `outcome`, stops and answers are left for the end of
+        the turn."""
         rare = self._asked or RareRequests()
         outcome = TurnEnded(
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
@@ -563,7 +572,7 @@ class Context:
         return outcome
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:
-        """Return the turn's requests. A caller that is not answered stops waiting for an answer."""
+        """Return the turn's requests. If the turn handles a call and has not replied, its caller stops waiting."""
         reply = self._reply
         if self._call:
             if reply is None:

@@ -1,12 +1,12 @@
-"""Epochs in the store: images of a host's agents become checkpoints, and a recovery line becomes agents again.
+"""Epochs in the store: writes images of a host's agents as checkpoints, and restores agents from a recovery line.
 
-Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a worker thread, the reading of
-earlier plans' host logs for the agents of this plan too.
+Images are taken on the event loop, between turns; taking the image is the only pause for an agent. All other work of this module runs in a
+worker thread, even reading the host logs of earlier plans.
 
-*Reports* on open epochs tell the coordinator of all agents, and of the channels that the leader does not know yet. The leader names an epoch of which
-it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch, which covered it: so it is covered now
-(`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers reports all channels. A new stream may lead to a new leader,
-which has no reports yet.
+*Reports* on open epochs tell the coordinator about all agents, and about the channels that the leader does not know yet. The leader names
+an epoch for which it has all reports (`BeginEpoch.told`). If both ends of a channel omit it, the channel has not changed since that epoch,
+which covered it. So the channel is covered now (`coordinator/leader/modes/coordinated_epochs.py`). A host without that epoch's numbers
+reports all channels. A new stream to the coordinator may reach a new leader, which has no reports yet.
 """
 
 import contextlib
@@ -33,19 +33,19 @@ from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackRef
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8
-"""Number of epochs kept: all that may be open at once, and at least one earlier one."""
+"""Number of epochs kept. This includes all epochs that may be open at once, and at least one earlier epoch."""
 
 Numbers = Mapping[str, Mapping[str, int]]
-"""Agent of this host → other end of the channel → number. These are the records' own, immutable dictionaries: a pair for each channel would be
-allocated in each epoch, and traversed by the garbage collector."""
+"""Agent of this host → other end of the channel → number. The inner dictionaries are shared with the records and immutable. Otherwise each
+epoch would allocate a pair for each channel, and the garbage collector would traverse it."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
-    """A host's ends of channels in one epoch.
+    """Message numbers at this host's ends of channels, in one epoch.
 
     Attributes:
-        sent: the last number sent inside the cut, by sender.
-        received: the last one consumed inside the cut, by receiver.
+        sent: number of the last message sent inside the cut, by sender.
+        received: number of the last message consumed inside the cut, by receiver.
         recorded: number of messages in the channel state, by receiver.
     """
 
@@ -54,7 +54,7 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
     recorded: Numbers = {}
 
     def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
-        """Return the channels of which more or less is covered than in `earlier`."""
+        """Return the channels whose numbers differ from those in `earlier`."""
         if not earlier.sent and not earlier.received and not earlier.recorded:
             return self
         sent: dict[str, Mapping[str, int]] = {}
@@ -91,7 +91,7 @@ def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iter
 
 
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
-    """Return the numbers of this host's agents, and of departed ones, whose messages still have to be covered."""
+    """Return the channel numbers of this host's agents, and of departed agents whose messages still have to be covered."""
     records = command.records
     return ChannelNumbers(
         {**{agent: record.sent for agent, record in records.items()}, **command.departed},
@@ -105,7 +105,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 
 def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) -> EpochReport:
-    """Return the report with its columns replaced by these channels; the report's agents are the first of its names."""
+    """Return the report with its channel columns replaced by these channels. The report's agents come first in its list of names."""
     places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
@@ -134,7 +134,7 @@ def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) 
 
 
 class NameIndex(dict[str, int]):
-    """Name → its place in the list of names, in order of first use."""
+    """Mapping from a name to its index in the list of names, in order of first use."""
 
     def __missing__(self, name: str) -> int:
         place = self[name] = len(self)
@@ -142,7 +142,7 @@ class NameIndex(dict[str, int]):
 
 
 class EpochReports:
-    """The reports of one host."""
+    """Epoch reports of one host to the coordinator."""
 
     def __init__(self) -> None:
         self._reports: dict[int, EpochReport] = {}
@@ -150,23 +150,24 @@ class EpochReports:
         self._reported: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """Record the epoch that the leader of this stream has. The leader will name no older epoch; an open epoch may still need a full report."""
+        """Record the epoch for which the leader on this stream has all reports. The leader will name no older epoch; an open epoch may
+        still need a full report."""
         self._reported[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
-        """Forget which epochs the leader has: on a new stream that is unknown."""
+        """Forget for which epochs the leader has reports, since this is unknown on a new stream."""
         self._reported.clear()
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
-        """Return the epoch that a report of `epoch` may be relative to, and its numbers."""
+        """Return an earlier epoch to which the report of `epoch` may be relative, and that earlier epoch's numbers."""
         reported = self._reported.get(epoch, 0)
         numbers = self._numbers.get(reported)
         return NOTHING_REPORTED if numbers is None else (reported, numbers)
 
     def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
-        """Keep the report of an epoch: this host's part of it is durable."""
+        """Keep the report of an epoch, since this host's part of the epoch is durable."""
         self._reports[report.epoch] = report
         self._numbers[report.epoch] = numbers
         ended_epochs = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
@@ -174,7 +175,7 @@ class EpochReports:
             del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
-        """Return the report as it is to be sent now; None: the epoch has ended here."""
+        """Return the report in the form to send now; None if the epoch has ended on this host."""
         report = self._reports.get(epoch)
         if report is None:
             return None
@@ -184,12 +185,12 @@ class EpochReports:
         return report
 
     def dropped(self, epoch: int) -> None:
-        """Drop the report of an ended epoch; later ones may still be relative to it."""
+        """Drop the report of an ended epoch. Reports of later epochs may still be relative to this epoch."""
         self._reports.pop(epoch, None)
         self._reported.pop(epoch, None)
 
     def plan_began(self) -> None:
-        """Drop all reports: they belong to another history."""
+        """Drop all reports, since they belong to a history that the new plan has ended."""
         self._reports.clear()
         self._numbers.clear()
         self._reported.clear()
@@ -204,9 +205,9 @@ class LogContents(msgspec.Struct, frozen=True):
     Attributes:
         inputs: inputs to deliver again, in the order of each agent's numbers.
         dropped: earlier inputs, which are not delivered again.
-        entries: entries of durable turns that no checkpoint holds as ended, in log order. Of dropped logs only effects are included: an action that
-            was, or may have been, done outside is part of every history.
-        why_none: reason why the store takes no host logs, or "".
+        entries: entries of durable turns that no checkpoint holds as ended, in log order. From dropped logs only effects are included: an
+            outside action that was done, or may have been done, is part of every history.
+        why_none: reason why the store accepts no host logs, or "".
         log_key: public key for the signatures of this host's batches, or b"".
         is_authenticated: the store is signed or encrypted.
     """
@@ -222,12 +223,12 @@ class LogContents(msgspec.Struct, frozen=True):
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
     """Seal the logs of all earlier plans, and return their contents.
 
-    This seals the logs that the coordinator names, even empty ones, since their writers may not have begun, and the logs found in the store that the
-    coordinator no longer knows.
+    The function seals the logs that the coordinator names, even empty ones, since their writers may not have started yet. It also seals
+    logs that are in the store and that the coordinator no longer knows.
 
     Raises:
         StoreError: the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was written or removed
-            without a key. None of this is damage of the epoch: another epoch would need the same logs.
+            without a key. None of these errors means that the epoch is damaged: another epoch would need the same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
@@ -256,7 +257,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     _check_none_missing(store.missing_batches(found_batches, newest))
     for batch_inputs in (dropped, inputs):
         batch_inputs.sort(key=lambda each: (each.agent, each.number))
-    # Nothing in dropped logs is needed.
+    # No entry of a dropped log is needed.
     _check_whole(inputs, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
     return LogContents(
         tuple(inputs),
@@ -269,7 +270,8 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """Return the batch; None for a seal, wherever it is. A batch that was deleted meanwhile holds nothing that any epoch needs."""
+    """Return the batch; None if the object is a seal, at whatever position. A batch that was deleted meanwhile contains no data that any
+    epoch needs."""
     try:
         return store.read_batch(log, number)
     except NotFoundError:
@@ -300,21 +302,22 @@ def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None
 
 
 CHUNK_PACK_BYTES = 32 * 2**20
-"""Size at which a pack of new chunks is full. Two packs are written at once: one is hashed and copied while the other is written to disk. Deletion
-and compaction work on whole packs."""
+"""Size at which a pack of new chunks is full. Two packs are written at the same time: one is hashed and copied while the other is written
+to disk. Deletion and compaction work on whole packs."""
 
 THREADS = 2
-"""Number of threads that write packs of chunks: one hashes while the other waits for the disk. An object store may use more."""
+"""Number of threads that write packs of chunks: one thread hashes while the other waits for the disk. An object store may use more
+threads."""
 
 
 class Capture(msgspec.Struct):
-    """An agent's image with its data, while its channel states are still open.
+    """An agent's image with its data, while the channel states of its checkpoint are still being recorded.
 
     Attributes:
-        image: the image, released after `uses` epochs have used it.
-        base_epoch, base: epoch and chunks that the image refers to: it omits their unchanged parts.
+        image: the image; it is released after `uses` epochs have used it.
+        base_epoch, base: epoch and chunks that the image refers to: the image omits unchanged data of that epoch.
         started_ns: start of the capture, by the monotonic clock.
-        clock: time of the record, by the machine's clock; None if there is none.
+        clock: time at which the agent recorded, by the machine's clock; None if the machine has no such clock.
     """
 
     known: AgentType
@@ -330,7 +333,7 @@ class Capture(msgspec.Struct):
     clock: BootClock | None = None
 
     def release(self) -> None:
-        """Release the capture for one epoch."""
+        """Release one epoch's use of the capture."""
         self.uses -= 1
         if self.uses == 0:
             self.image.release()
@@ -340,7 +343,8 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """Durable part of this host in an epoch: the report for the coordinator, all channel numbers, and what later epochs may refer to."""
+    """This host's durable part of an epoch: the report for the coordinator, all channel numbers, and the chunks that later epochs may refer
+    to."""
 
     report: EpochReport
     numbers: ChannelNumbers
@@ -355,9 +359,9 @@ def write_epoch(
     captures: Captures,
     earlier: tuple[int, ChannelNumbers] = NOTHING_REPORTED,
 ) -> StoredEpoch:
-    """Write this host's part of an epoch: one pack, and further packs for many chunks.
+    """Write this host's part of an epoch as one pack, with further packs if there are many chunks.
 
-    The report has the channels that have changed since `earlier`.
+    The report lists the channels that have changed since `earlier`.
 
     Raises:
         EncodingError: a state cannot be restored from its image.
@@ -391,7 +395,7 @@ def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
 
 
 def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
-    """Return the chunks to be written, each once, also where several agents have the same."""
+    """Return the chunks to write. A chunk that several agents share is returned once."""
     chunks = {chunk.digest: chunk for state in states for chunk in state.new}
     return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunks.values()]
 
@@ -399,7 +403,8 @@ def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
 def _place_chunks(
     store: Store, writer: str, epoch: int, states: Iterable[ChunkedState]
 ) -> tuple[list[PackBlob], list[PackReference]]:
-    """Return the chunks for the epoch's own pack; if they are many, none, and the packs that they were written to."""
+    """Return the chunks for the epoch's own pack, and further packs. If there are many chunks, all are written to further packs and none is
+    returned."""
     chunks = new_chunks(states)
     groups = list(group_blobs(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
@@ -414,17 +419,17 @@ def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob])
 
 
 def reported(reference: PackReference) -> ReportedPack:
-    """Return the report about a pack for the coordinator."""
+    """Return the description of a pack for the report to the coordinator."""
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
 def check_image(agent: str, known: AgentType, image: StateImage) -> None:
-    """Check that fields hold their declared types: other values can be written, and only a recovery would fail.
+    """Check that fields hold values of their declared types. Other values could be written, but a recovery from them would fail.
 
     Raises:
-        EncodingError: names the agent and what to do.
+        EncodingError: a field holds another type; the message names the agent and the next step.
     """
-    if image.parts:  # Parts have their declared types: their own encoders made them.
+    if image.parts:  # Parts have their declared types, since the encoders of these types made them.
         return
     try:
         check_skeleton(agent, known, image.skeleton, image.authors.handlers)
@@ -434,7 +439,7 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
 
 
 def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
-    """Put an agent's image and its closed channel states together; without an image the agent is unborn."""
+    """Make a checkpoint from an agent's image and its recorded channel states. An agent without an image is unborn."""
     in_transit = {
         sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
         for sender, messages in record.in_transit.items()
@@ -453,7 +458,7 @@ def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, par
 def image_of(
     agent: str, capture: Capture, parts: list[StatePart], *, sent: dict[str, int], received: dict[str, int]
 ) -> AgentCheckpoint:
-    """Make an agent's image a checkpoint that is in no cut yet."""
+    """Make a checkpoint from an agent's image; the checkpoint does not belong to a cut yet."""
     known, control = capture.known, capture.control
     of_state, journal = split_journal(parts)
     return AgentCheckpoint(
@@ -473,7 +478,7 @@ def image_of(
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
-    """Return the report for the coordinator, without channels: agents as parallel columns; names are listed once."""
+    """Return the report for the coordinator, without channels. The report lists agents as parallel columns, and each name once."""
     places = {agent: place for place, agent in enumerate(command.records)}
     records = command.records.values()
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
@@ -494,24 +499,24 @@ def _report_of(
 
 
 class LoadProgress:
-    """Progress of loading: the coordinator waits for a host as long as it makes progress.
+    """Progress of loading: the coordinator waits for a host as long as the host makes progress.
 
-    User code that makes agents and migrates states may be slow: while it runs, each second counts as a step.
+    User code that makes agents and migrates states may be slow: while such code runs, each second counts as a step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
-        """`limit_s`: longest time that counts at a time."""
+        """`limit_s`: longest time for which one piece of user code counts as progress."""
         self._now_ns = now_ns
         self._limit_s = limit_s
         self._steps = 0
         self._since_ns: int | None = None
 
     def step(self) -> None:
-        """Count something that was read, or made."""
+        """Count one checkpoint that was read, or one agent that was made."""
         self._steps += 1
 
     def steps(self) -> int:
-        """Return the steps so far. Called on another thread."""
+        """Return the number of steps so far. Another thread calls this method."""
         since_ns = self._since_ns
         if since_ns is None:
             return self._steps
@@ -520,7 +525,7 @@ class LoadProgress:
 
     @contextlib.contextmanager
     def in_users_code(self) -> Iterator[None]:
-        """Run one piece of the user's code; its end is a step."""
+        """Run one piece of the user's code, and count its end as a step."""
         self._since_ns = self._now_ns()
         try:
             yield
@@ -530,7 +535,7 @@ class LoadProgress:
 
 
 class LoadedLine(msgspec.Struct):
-    """Agents of a recovery line on one host: data for the core, the objects, and the chunks of their parts.
+    """Agents of a recovery line on one host: their data for the core, their objects, and the chunks of their parts.
 
     `buffers`: sizes of the buffers that a capture will need, to be allocated in advance. `logged`: contents of host logs beyond the line.
     """
@@ -549,14 +554,14 @@ def load_line(
     progress: LoadProgress | None = None,
     clock: BootClock | None = None,
 ) -> LoadedLine:
-    """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
+    """Make the agents of a recovery line: initial agents from the fleet's definition, others from their checkpoints.
 
     All checkpoints are read, and their versions checked, before the first state is made. `progress` counts each checkpoint read and each agent made.
-    Time on `clock` since a checkpoint counts for the agent's timers.
+    The time on `clock` since a checkpoint counts towards the agent's timers.
 
     Raises:
-        DamagedDataError: a checkpoint is damaged; none of its data was used (G11).
-        SnaplineError: an agent cannot be made; names it.
+        DamagedDataError: a checkpoint is damaged; no data of the checkpoint was used (G11).
+        SnaplineError: an agent cannot be made; the message names the agent.
     """
     if not command.agents:  # a host that joined after the line has no agents in it
         return LoadedLine([], {}, {})
@@ -596,7 +601,7 @@ def load_line(
 def _with_whole_turn(
     loaded: ev.LoadedAgent, checkpoint: AgentCheckpoint, reader: PartReader, table: ChunkTable
 ) -> ev.LoadedAgent:
-    """Restore the agent's turn with its whole journal, whose chunks need not be written again."""
+    """Restore the agent's turn with its whole journal. The journal's chunks need not be written again."""
     assert checkpoint.journal_part is not None
     table.digests |= {chunk.digest: chunk for chunk in checkpoint.journal_part.chunks()}
     (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])
