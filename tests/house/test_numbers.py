@@ -13,7 +13,7 @@ LIMITS = {
     "words of docs without generated pages": 60_000,
     "long sentences in the README": 0,
     "long sentences in docs": 0,
-    "long sentences in --help": 2,
+    "long sentences in --help": 0,
     "kinds of test worlds": 5,
     "dispatchers of the leader's commands": 1,
     "imports against the direction within storage": 1,
