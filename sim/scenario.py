@@ -119,7 +119,7 @@ HostCount = Annotated[int, msgspec.Meta(ge=1, le=HOSTS_MAX)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections."""
+    """Base class of all sections of a scenario."""
 
 
 class DelayPart(Part, frozen=True, kw_only=True):
@@ -136,7 +136,8 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 
 class PatternPart(Part, frozen=True, kw_only=True):
-    """Traffic pattern. `messages`: approximate total, 0 for no end. `rate_per_s`: 0 for no limit."""
+    """Traffic pattern. `messages` is the approximate total number of messages (0: unlimited), `rate_per_s` the message
+    rate (0: unlimited)."""
 
     name: str = "bank"
     messages: Count = 400
@@ -145,7 +146,7 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 
 class TriggerPart(Part, frozen=True, kw_only=True):
-    """Trigger of checkpoints: each `every`, varied by the fraction `jitter`, or after `messages`."""
+    """Trigger of checkpoints: at an interval of `every`, varied randomly by the fraction `jitter`, or after `messages` messages."""
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -158,14 +159,14 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """Fleet to run.
+    """The fleet that the scenario runs.
 
     Attributes:
-        module: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
-        invariant: "my_tests:no_coin_is_lost", called with every complete cut of the user's fleet.
-        at_end: the same, called with the states of the idle fleet.
-        log_bytes_max, epoch_timeout: settings of a pattern's fleet; 0 and "" are a fleet's defaults.
-        is_varied: the user's fleet runs under this protocol and trigger instead of its own, until it is idle.
+        module: "my_module:fleet", the user's own fleet, made with `arguments` and used instead of a pattern.
+        invariant: "my_tests:no_coin_is_lost", a function that is called with every complete cut of the user's fleet.
+        at_end: such a function that is called with the final states, when the fleet is idle.
+        log_bytes_max, epoch_timeout: settings of a pattern's fleet; 0 and "" select the defaults.
+        is_varied: whether the user's fleet runs under this protocol and trigger instead of its own, until it is idle.
     """
 
     agents: AtLeastOne = 5
@@ -184,7 +185,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Delays of the network. `paths`: other delays from one node to another ("c1>h2"), for the whole run."""
+    """Delays of the network. `paths` sets other delays from one node to another ("c1>h2") for the whole run."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -198,7 +199,8 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 
 class LivenessPart(Part, frozen=True, kw_only=True):
-    """Deadlines. `heal`: time at which faults are healed; "" is right after the last fault. `within`: time for all work after that."""
+    """Deadlines. `heal` is the time at which faults are healed ("": right after the last fault), `within` the time to finish all work
+    afterwards."""
 
     heal: OptionalDuration = ""
     within: Duration = "30s"
@@ -213,12 +215,12 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Clients of the fleet: `count` clients with `inputs` each, and an average `pause` between two requests.
+    """Clients of the fleet: `count` clients that send `inputs` each, with an average `pause` between two requests.
 
     Attributes:
-        inputs_from: "module:name" or a file with the inputs of all clients, instead of a pattern's.
-        asks: clients wait for some of the answers.
-        is_settling: an operator retries dead letters, and drops some.
+        inputs_from: "module:name" or a file that provides the inputs of all clients, instead of the pattern's inputs.
+        asks: whether clients wait for some of the answers.
+        is_settling: whether an operator retries dead letters and drops some of them.
     """
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
@@ -234,14 +236,15 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 
 class OutputsPart(Part, frozen=True, kw_only=True):
-    """Outputs of agents: one turn in `one_in` emits; 0: none. `is_watched`: a consumer reads them as they come, so that they trigger epochs."""
+    """Outputs of agents. One turn in `one_in` emits (0: none). If `is_watched`, a consumer reads outputs at once, so that outputs trigger
+    epochs."""
 
     one_in: Count = 0
     is_watched: bool = False
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates per thousand of stub calls that are late, never answered, or fail (executed or not), until faults are healed."""
+    """Rates per thousand of stub calls that are late, are never answered, or fail (executed or not), until faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -249,7 +252,7 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """Number of restores of the fleet from a kept epoch; one in `drops_one_in` drops inputs, 0 for none."""
+    """Number of restores of the fleet from a kept epoch. One restore in `drops_one_in` drops inputs; 0 means none."""
 
     times: Count = 0
     drops_one_in: Count = 0
@@ -259,12 +262,14 @@ class RunPart(Part, frozen=True, kw_only=True):
     """Settings of a run.
 
     Attributes:
-        until: time by which faults end.
-        faults_from: origin of fault times.
+        until: time by which all faults have ended.
+        faults_from: time from which the times of faults are counted.
         retention: the coordinator's policy for epochs beyond `keep_epochs`, such as "last=3,hourly=2,daily=0".
         snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of turns that a host runs before other work.
-        turns: for a fleet without a known end: the run lasts until this number of turns, until the fleet is idle, or for some seconds. 0: no wait.
+        turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends when the fleet is idle or
+            after
+            some seconds. 0: the run does not wait for turns.
         moves: number of times an operator drains a host or rebalances agents.
     """
 
@@ -293,7 +298,7 @@ class RunPart(Part, frozen=True, kw_only=True):
 
 
 class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault: exactly one kind is set."""
+    """A fault, of which exactly one kind is set."""
 
     delay: DelayFault | None = None
     slow: SlowFault | None = None
@@ -333,11 +338,12 @@ WORDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
-    """Choices that a swarm may draw; an empty list allows everything.
+    """Choices that a swarm may draw; an empty list allows all values.
 
     Attributes:
-        faults: fault kinds, such as "crash". always: kinds of which each run has at least one, during the work.
-        fleet, network, limits, clients, outputs, steps, restores (with moves): whether these are drawn, or stay as in the template.
+        faults: allowed fault kinds, such as "crash".
+        always: kinds of which each run gets at least one fault while the fleet works.
+        fleet, network, limits, clients, outputs, steps, restores (with moves): whether each is drawn, or kept as in the template.
     """
 
     faults: list[str] = []
@@ -358,7 +364,8 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """One situation to run. `budget`: "beyond" checks only safety. `limits`: limits of the product, by name (`product_patches.py`)."""
+    """One situation to simulate. If `budget` is "beyond", only safety is checked. `limits` sets product limits by name
+    (`product_patches.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -378,17 +385,17 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 
 def reads_outputs(scenario: Scenario) -> bool:
-    """Return whether a consumer reads outputs: patterns emit if the scenario says so, a user's fleet at any time."""
+    """Return whether a consumer may read outputs. Pattern agents emit only if the scenario says so; a user's agents may always emit."""
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:
-    """Return all possible hosts; those that join later come last."""
+    """Return the names of all hosts that may exist; hosts that join later come last."""
     return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
 
 
 def joining_hosts(scenario: Scenario) -> tuple[str, ...]:
-    """Return the hosts that join later."""
+    """Return the names of the hosts that join later."""
     return host_names(scenario)[scenario.fleet.hosts :]
 
 
@@ -402,7 +409,7 @@ def _joins(scenario: Scenario) -> list[MembershipFault]:
 
 
 def parse_scenario(text: str, *, source: str) -> Scenario:
-    """Read a scenario from TOML; `source` is the file's name, for errors.
+    """Parse a scenario from TOML; `source` is the file name for error messages.
 
     Raises:
         UsageError: the scenario is invalid; the message names file, key and allowed values.
@@ -421,22 +428,22 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
 
 
 def check_scenario(scenario: Scenario, *, source: str) -> None:
-    """Check the conditions that types do not express.
+    """Check the conditions that the types do not express.
 
     Raises:
-        UsageError: a condition is violated; the message is the first problem.
+        UsageError: a condition is violated; the message describes the first problem.
     """
     for problem in _problems(scenario):
         raise UsageError(f"{source}: {problem}")
 
 
 def format_scenario(scenario: Scenario) -> str:
-    """Return TOML that parses to the same scenario."""
+    """Return TOML text that parses to the same scenario."""
     return format_toml(msgspec.to_builtins(scenario))
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """Refuse other schemas and known impossible faults, which would otherwise only be unknown keys."""
+    """Reject other schemas and known impossible faults with a specific message; otherwise they would be reported as unknown keys."""
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -489,7 +496,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
-    """Yield problems; each begins with "." and a key, or with a blank."""
+    """Yield descriptions of problems of a fault; each begins with "." and a key, or with a space."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))
@@ -502,7 +509,7 @@ def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
 
 
 def _name_problems(scenario: Scenario, word: Word) -> Iterator[str]:
-    """Yield problems with names of unknown nodes."""
+    """Yield descriptions of names that belong to no node."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():
         match key, word:
@@ -535,7 +542,8 @@ def _unknown(key: str, names: Iterable[str], known: tuple[str, ...]) -> Iterator
 
 
 def format_toml(document: Mapping[str, object]) -> str:
-    """Return TOML: plain values first, then a section for each table and each table in a list. Nested tables are inline; `None` is left out."""
+    """Return TOML: plain values first, then a section for each table and each table in a list. Nested tables are inline; `None` is
+    omitted."""
     lines: list[str] = []
     sections: list[str] = []
     for key, value in document.items():
@@ -576,7 +584,7 @@ def _toml_key(key: str) -> str:
 
 
 def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
-    """Return msgspec's message in readable form, with the key, its value in `raw`, and the values that `root` allows there."""
+    """Return msgspec's error message in readable form, with the key, its value in `raw`, and the values that `root` allows for the key."""
     reason, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`").lstrip(".")
     value, kind = _look_up(path, raw, root)
@@ -608,7 +616,7 @@ _TYPE_WORDS = {
 
 
 def shown(value: object) -> str:
-    """Return a value as it would be written in a file."""
+    """Return a value as it would be written in a scenario file."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -617,7 +625,7 @@ def _is_struct(kind: object) -> TypeGuard[type[msgspec.Struct]]:
 
 
 def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
-    """Return the value at a path such as `fault[2].crash.host`, and its declared type."""
+    """Return the value at a path such as `fault[2].crash.host`, and the declared type of the value."""
     for key, index in re.findall(r"([\w-]+)|\[(\d+|\.\.\.)\]", path):
         kind = _declared(kind, key)
         match raw:
@@ -631,7 +639,7 @@ def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
 
 
 def _declared(kind: object, key: str) -> object:
-    """Return the type of a struct's field, or of a list's or dict's items, without `Annotated` and `None`."""
+    """Return the type of a struct's field, or of the items of a list or dict, without `Annotated` and `None`."""
     if _is_struct(kind):
         inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}.get(key)
     else:

@@ -1,24 +1,24 @@
-"""Model of fleets with epochs over the real cores: the common part of the two Chandy-Lamport protocols.
+"""Model of fleets with epochs, which uses the real cores: the common part of the two Chandy-Lamport protocols.
 
-The coordinator begins a bounded number of epochs, announces each to every agent (the announcement arrives later), collects
-reports, and completes an epoch when the reports cover it. It keeps the last complete cut: each agent's books at its record,
-and each channel's state from the reports.
+The coordinator begins a bounded number of epochs, announces each epoch to every agent (the announcement arrives later), and collects
+reports. An epoch is complete when its reports cover all agents and channels. The coordinator keeps the last complete cut: each agent's
+books (the explorer's ground truth) when the agent recorded its state, and each channel's state from the reports.
 
-A crash at any moment rolls the whole fleet back to that cut, or to the beginning. It makes no difference which agent crashes.
-Recovery is one step: open epochs are aborted, messages of the older incarnation are dropped, cores are created anew, and
-channels hold the cut's channel states.
+A crash at any moment rolls the whole fleet back to that cut, or to the beginning. Which agent crashes makes no difference. Recovery is one
+step: open epochs are aborted, messages of the older incarnation are dropped, cores are recreated, and each channel is filled with its state
+from the cut.
 
-Checks, using the books:
+The model checks, using the books:
 
 - When an epoch completes: no orphan (G1), and the exact channel states, in order (G2).
 - In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
-- At the end of every run: each epoch begun has one outcome, and nothing waits (G4, G10).
+- At the end of every run: each epoch that began has exactly one outcome, and nothing waits (G4, G10).
 
-`StampedModel` models the protocol that fleets run, with epochs as stamps, over `protocols.epoch_stamped`. A message is consumed on
-arrival, unless the agent owes a record; then it waits in the mailbox, as duty 1 requires. (A waiting message that a turn could
-have consumed is equivalent to one still in its channel.) Recording, sending markers, every report and every turn of a waiting
-message are separate steps, so other steps may come in between: later messages overtake a marker, messages of the coordinator
-are late, reports are outdated. `chandy_lamport.PlainModel` models the plain algorithm.
+`StampedModel` models the protocol that fleets run, `protocols.epoch_stamped`, in which messages carry epochs as stamps. A message is
+consumed on arrival, unless the agent must first record its state; then the message waits in the mailbox, as duty 1 requires. (A waiting
+message that a turn could have consumed is equivalent to a message that is still in its channel.) Recording, sending markers, every report
+and every turn of a waiting message are separate steps, so that other steps may come in between. So later messages overtake a marker,
+messages of the coordinator are late, and reports are outdated. `chandy_lamport.PlainModel` models the plain algorithm.
 """
 
 from abc import abstractmethod
@@ -67,14 +67,14 @@ from snapline.sim.explorer.state_search import (
 
 
 class MessageItem(NamedTuple):
-    """Message in transit or waiting. `stamp`: 0 if the protocol has none."""
+    """Message in transit or in a mailbox. `stamp` is 0 if the protocol has no stamps."""
 
     number: int
     stamp: int = 0
 
 
 class MarkerItem(NamedTuple):
-    """Marker in transit. `kind` comes first, because tuples compare by items and a marker must not equal a message."""
+    """Marker in transit. The field `kind` comes first, because tuples compare by items and a marker must not equal a message."""
 
     kind: str
     epoch: int
@@ -92,7 +92,7 @@ class MailboxItem(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Agent's books at its record of `epoch`."""
+    """Copy of an agent's books at the moment when the agent recorded its state for `epoch`."""
 
     epoch: int
     books: AgentLedger
@@ -102,13 +102,13 @@ class EpochNode(NamedTuple):
     """State of one agent.
 
     Attributes:
-        core: number of its core's image.
+        core: number of the image of the agent's core.
         channels: items in transit to the agent, by sender.
-        words: messages of the coordinator that have not been handled.
-        mailbox: messages that wait for their turn.
-        records: records of the epochs that have not ended here.
-        unreported: epochs with something to report.
-        held: markers that have not been sent, with their receivers.
+        words: messages of the coordinator that the agent has not handled.
+        mailbox: messages that wait for a turn.
+        records: the agent's records for epochs that it has not ended.
+        unreported: epochs for which the agent has something new to report.
+        held: markers that are not yet sent, with their receivers.
     """
 
     core: int
@@ -122,11 +122,11 @@ class EpochNode(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Report of an agent on an epoch.
+    """Report of an agent for an epoch.
 
     Attributes:
-        claim: the protocol's report, for `is_whole`.
-        books: the explorer's books at the record; the coordinator does not read them.
+        claim: the protocol's own report, which `is_whole` checks.
+        books: the explorer's books when the agent recorded its state; the coordinator does not read them.
         in_transit: recorded channel states, by sender.
     """
 
@@ -145,7 +145,7 @@ class ExploredEpoch(NamedTuple):
 
 
 class ExploredCut(NamedTuple):
-    """Complete epoch. `books`: by agent. `in_transit`: messages by receiver and sender."""
+    """Cut of a complete epoch: `books` by agent, `in_transit` messages by receiver and sender."""
 
     epoch: int
     books: tuple[AgentLedger, ...]
@@ -153,7 +153,7 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """State of the coordinator. `ended`: (epoch, whether it is complete), in the order of their ends."""
+    """State of the coordinator. `ended` holds (epoch, whether it is complete) in the order in which epochs ended."""
 
     begun: int
     crashes: int
@@ -182,23 +182,23 @@ class EpochModel(Model):
 
     @abstractmethod
     def cores_of(self, agent: int) -> CoreMemo[Any]:
-        """Return a memo for the agent's cores."""
+        """Return the memo of the agent's cores."""
 
     @abstractmethod
     def new_core(self, agent: int, begun: int) -> Any:
-        """Return the core of an agent that starts when `begun` epochs have begun."""
+        """Return the core of an agent that starts after `begun` epochs have begun."""
 
     @abstractmethod
     def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield the moves that an agent may make."""
+        """Yield the moves that an agent may make next."""
 
     @abstractmethod
     def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
-        """Carry out a move of an agent."""
+        """Execute a move of an agent."""
 
     @abstractmethod
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        """Return whether the reports of all agents make the epoch complete."""
+        """Return whether the reports of all agents make an epoch complete."""
 
     @abstractmethod
     def begin_message(self, epoch: int) -> msgspec.Struct:
@@ -206,7 +206,7 @@ class EpochModel(Model):
 
     @abstractmethod
     def end_message(self, epoch: int) -> msgspec.Struct | None:
-        """Return the message that the coordinator sends when an epoch has ended; None: no message."""
+        """Return the message that the coordinator sends when an epoch has ended, or None if it sends none."""
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 
@@ -247,14 +247,14 @@ class EpochModel(Model):
         return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield sends to every other agent, while sends are left."""
+        """Yield a send to every other agent, as long as the agent may send more messages."""
         if sum(node.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
                     yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
     def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield the receipt of each channel's first item and of the coordinator's first message."""
+        """Yield the receipt of each channel's first item, and of the coordinator's first message."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
             if items:
@@ -271,7 +271,7 @@ class EpochModel(Model):
         return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
 
     def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
-        """Send a message: return the next node and the output."""
+        """Send a message, and return the sender's next state and the output."""
         message = MessageItem(node.books.sent[to] + 1, stamp)
         return node._replace(books=with_sent(node.books, to)), ((to, self.items.of((agent, message))),)
 
@@ -309,7 +309,7 @@ class EpochModel(Model):
         return self.coordinators.of(after), self._tell(self.end_message(report.epoch))
 
     def check_cut(self, reports: tuple[Report, ...]) -> None:
-        """Check G1 and G2, using the books at the records."""
+        """Check G1 and G2 for a cut, using the books in the records."""
         for sender, ours in enumerate(reports):
             for receiver, theirs in enumerate(reports):
                 sent = range(1, ours.books.sent[receiver] + 1)
@@ -339,7 +339,7 @@ class EpochModel(Model):
         return self._state_of(cut, EpochCoordinator(coordinator.begun, coordinator.crashes + 1, (), ended, cut))
 
     def line_of(self, found: EpochCoordinator) -> ExploredCut:
-        """Return the cut to roll back to."""
+        """Return the cut to which a crash rolls the fleet back."""
         return found.cut
 
     # -- oracles --------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class EpochModel(Model):
         return flow_of(agent, node.books, [self.in_transit_numbers(node, other) for other in self.agents])
 
     def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
-        """Return the numbers of one sender's messages in the mailbox and in the channel."""
+        """Return the numbers of one sender's messages in the mailbox and in the channel, in order."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
         return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
 
@@ -413,7 +413,7 @@ class StampedModel(EpochModel):
         return image
 
     def owes(self, agent: int, node: EpochNode) -> bool:
-        """Return whether the agent owes a record; then it starts no turn (duty 1)."""
+        """Return whether the agent must record its state before it starts another turn (duty 1)."""
         image = self.image_of(agent, node)
         return image.owed > image.recorded
 
@@ -463,7 +463,7 @@ class StampedModel(EpochModel):
         return self.consume(node, sender, item)
 
     def must_wait(self, agent: int, node: EpochNode) -> bool:
-        """Return whether a message that has just arrived must wait for its turn."""
+        """Return whether a message that has just arrived must wait in the mailbox."""
         return bool(node.mailbox) or self.owes(agent, node)
 
     def _boundary(self, node: EpochNode) -> TurnBoundaryReached:
@@ -522,7 +522,7 @@ class StampedModel(EpochModel):
 
 
 class HashableReport:
-    """Hashable `AgentReport`; equal reports are equal claims."""
+    """Hashable wrapper of an `AgentReport`; equal reports make equal claims."""
 
     __slots__ = ("_key", "report")
 

@@ -1,11 +1,11 @@
 """Kinds of faults that a `[[fault]]` of a scenario may have, with their durations and failpoints.
 
-Each kind is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
-begins, `host = "*"` every host. Durations are text with a unit: "250us", "1ms", "1.5s". Failpoints are points in the code that the
-simulated world passes, or that only real processes pass. `faults.py` executes faults.
+Each kind is a struct; its fields are the keys of its inline table. `host = ""` means a host drawn by choices when the fault begins, and
+`host = "*"` means every host. Durations are text with a unit: "250us", "1ms", "1.5s". A failpoint is a named line in the product's code.
+The simulated world passes some failpoints, and only real processes pass the others. `faults.py` executes faults.
 
-A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are refused rather
-than accepted without effect.
+A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are rejected, because accepting
+them would have no effect.
 """
 
 import json
@@ -37,13 +37,13 @@ _DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
 Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
 
 OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
-"""Optional duration; the key documents the meaning of ""."""
+"""Optional duration; each field documents what "" means."""
 
 SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
 
 
 def duration_ns(text: str) -> int:
-    """Return a duration such as "250us", "1ms", "1.5s" or "-3m" in nanoseconds; "" is 0.
+    """Return a duration such as "250us", "1ms", "1.5s" or "-3m" in nanoseconds; "" means 0.
 
     Raises:
         UsageError: the text is not a duration.
@@ -57,7 +57,7 @@ def duration_ns(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """Return the shortest whole number with a unit; the inverse of `duration_ns`."""
+    """Return the shortest text that consists of a whole number and a unit; the inverse of `duration_ns`."""
     for unit in ("h", "m", "s", "ms", "us"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
@@ -72,7 +72,8 @@ EVERY_HOST = "*"
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One fault. `at`: time of its begin; "" is 1 s, or 0 s for a fault that waits at a failpoint."""
+    """Base class of all kinds of faults. `at` is the time at which the fault begins; "" means 1 s, or 0 s if the fault
+    waits at a failpoint."""
 
     at: OptionalDuration = ""
 
@@ -84,24 +85,24 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def point(self) -> str:
-        """Return the failpoint at which the fault waits; "" if none."""
+        """Return the failpoint at which the fault waits, or "" if there is none."""
         return ""
 
     def ends_ns(self, hosts: int) -> int:
-        """Return the end of the fault in a fleet of this number of hosts; faults at failpoints and permanent ones end with `heal`."""
+        """Return the end of the fault in a fleet with this number of hosts. `heal` ends faults at failpoints and permanent faults."""
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
-        """Yield descriptions of keys that exclude each other; each begins with the key."""
+        """Yield descriptions of keys that may not be combined; each begins with the key."""
         yield from ()
 
     def nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, node) for each named node."""
+        """Yield (key, node) for each node that the fault names."""
         yield from ()
 
 
 class LastingFault(Word, frozen=True, kw_only=True):
-    """Fault that lasts for a time, the key `for`."""
+    """Fault that lasts for the duration in the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
 
@@ -114,7 +115,7 @@ class LastingFault(Word, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """Return None for "" (never); otherwise at least 1, since 0 means never for `arm_failpoint`."""
+    """Return None for "" (no restart); otherwise at least 1 ns, since 0 means no restart for `arm_failpoint`."""
     return max(1, duration_ns(text)) if text else None
 
 
@@ -129,7 +130,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class PairFault(LastingFault, frozen=True, kw_only=True):
-    """Fault between two nodes; without named nodes, the meaning depends on the kind."""
+    """Fault between two nodes; if no nodes are named, the kind defines the affected nodes."""
 
     between: list[str] = []
 
@@ -141,7 +142,7 @@ class PairFault(LastingFault, frozen=True, kw_only=True):
 
 
 class PathFault(PairFault, frozen=True, kw_only=True):
-    """Fault of the traffic between two nodes, or between all; "one-way" is only from the first to the second."""
+    """Fault of the traffic between two nodes, or between all nodes; "one-way" affects only traffic from the first to the second."""
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -152,7 +153,7 @@ class PathFault(PairFault, frozen=True, kw_only=True):
 
 
 class HostFault(LastingFault, frozen=True, kw_only=True):
-    """Fault of a host: "" is a drawn host, "*" every host."""
+    """Fault of a host: "" means a drawn host, "*" every host."""
 
     host: str = ""
 
@@ -162,33 +163,34 @@ class HostFault(LastingFault, frozen=True, kw_only=True):
 
 
 class DelayFault(PathFault, frozen=True, kw_only=True):
-    """Packets take longer, between two nodes or all."""
+    """Packets are delayed between two nodes, or between all nodes."""
 
     least: Duration = "50ms"
     jitter: Duration = "50ms"
 
 
 class LossFault(PathFault, frozen=True, kw_only=True):
-    """Packets are lost and resent by TCP, between two nodes or all."""
+    """Packets are lost and TCP resends them, between two nodes or between all nodes."""
 
     per_mille: PerMille = 100
 
 
 class HoldFault(PairFault, frozen=True, kw_only=True):
-    """Markers wait between two hosts; everything else passes."""
+    """Markers between two hosts are held back; everything else passes."""
 
 
 class ClogFault(PairFault, frozen=True, kw_only=True):
-    """One-way block from the first node to the second; the other way is open."""
+    """Traffic from the first node to the second is blocked; the opposite direction is open."""
 
 
 class SwizzleFault(LastingFault, frozen=True, kw_only=True):
-    """Some nodes are cut off one after the other, and come back in another order."""
+    """Some nodes are cut off one after the other, and reconnected in another order."""
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""Moments: an agent takes a turn, an agent records, a host applies a recovery plan, the coordinator has sent something to one host and
-perhaps not yet to the next, it learns the outcome of a proposal, a host has received a message of the coordinator."""
+"""Moments of a node: an agent takes a turn ("working"), an agent records channel states ("recording"), a host applies a recovery plan, the
+coordinator has sent something to one host and perhaps not yet to the next, the coordinator learns the outcome of a proposal, or a host has
+received a message from the coordinator."""
 
 MOMENTS = {
     "working": WHEN_WORKING,
@@ -201,10 +203,10 @@ MOMENTS = {
 
 
 class ResetFault(Word, frozen=True, kw_only=True):
-    """A stream between two nodes breaks `times` times; a pair is drawn each time if none is named.
+    """A stream between two nodes breaks `times` times; if no nodes are named, a pair is drawn each time.
 
     Attributes:
-        when: breaks all streams of the node (host or coordinator) that reaches this moment for the `hit`-th time instead.
+        when: instead breaks all streams of the node (host or coordinator) that is the `hit`-th to reach this moment.
     """
 
     between: list[str] = []
@@ -230,7 +232,7 @@ class ResetFault(Word, frozen=True, kw_only=True):
 
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
-    """Network partition; "one-way" cuts only one drawn direction. `host`, `agent`: isolated target; "" is drawn."""
+    """Network partition; "one-way" cuts only one drawn direction. `host` and `agent` select the isolated node; "" means a drawn one."""
 
     shape: Literal[
         "one",
@@ -258,7 +260,7 @@ class PartitionFault(LastingFault, frozen=True, kw_only=True):
 
 
 class SlowFault(HostFault, frozen=True, kw_only=True):
-    """The CPU of a host is slow."""
+    """The CPU of a host is slowed down."""
 
     percent: Percent = 10
 
@@ -279,18 +281,19 @@ class PauseFault(HostFault, frozen=True, kw_only=True):
 
 
 class HangFault(HostFault, frozen=True, kw_only=True):
-    """Calls of a host hang until the fault is over.
+    """Calls of a host hang until the fault ends.
 
     Attributes:
-        what: "store": calls of the store, so that the host applies no plan and stores no epoch. "stop": `stop_when`. Both run in threads, so
-            heartbeats continue. "loop": a handler, so that nothing else runs and no heartbeat leaves; the host's streams stay open.
+        what: "store" means store calls, so that the host applies no plan and stores no epoch. "stop" means `stop_when`. Both kinds of calls
+            run in threads, so heartbeats continue. "loop" means a handler, which blocks the event loop: no heartbeat is sent, but the
+            host's streams stay open.
     """
 
     what: HangingCall = "store"
 
 
 class ClockFault(HostFault, frozen=True, kw_only=True):
-    """The wall clock of a host is wrong."""
+    """The wall clock of a host is skewed."""
 
     skew: SignedDuration = "3s"
     drift_ppm: Annotated[int, msgspec.Meta(ge=-500_000, le=500_000)] = 0
@@ -301,18 +304,21 @@ class ClockFault(HostFault, frozen=True, kw_only=True):
 
 
 ROLLING_PAUSE_NS = 100_000_000
-"""Time between the restart of one host and the crash of the next: long enough to notice the host, too short to finish rejoining."""
+"""Time between the restart of one host and the crash of the next: long enough to detect the restarted host, too short for it to rejoin."""
 
 
 class CrashFault(Word, frozen=True, kw_only=True):
-    """A host is killed: at a time, at a failpoint that it reaches, or in a state.
+    """A host is killed at a given time, at a failpoint, or at a given moment.
 
     Attributes:
-        restart_after: time until the restart; "" is never, and `heal` starts the host.
-        failpoint: armed at `at`; kills the node (host or coordinator) that passes it for the `hit`-th time.
-        is_power_cut: with a failpoint or moment only; choices decide whether unsynced data is kept, lost or torn.
-        is_all: kills all hosts at once. is_rolling: kills one host after the other, each when the last one is back.
-        when: kills the node (host or coordinator) that reaches this moment for the `hit`-th time.
+        restart_after: time until the restart; "" means that only `heal` starts the host again.
+        failpoint: failpoint that is armed at the time `at`; the node (host or coordinator) that makes the `hit`-th pass
+            is killed.
+        is_power_cut: allowed only with a failpoint or moment; choices decide whether unsynced data is kept, lost or
+            torn.
+        is_all: whether all hosts are killed at once.
+        is_rolling: whether hosts are killed one after the other, each when the previous one is back.
+        when: moment at which a node (host or coordinator) is killed, when the moment is reached for the `hit`-th time.
     """
 
     host: str = ""
@@ -358,13 +364,13 @@ class CrashFault(Word, frozen=True, kw_only=True):
 
 
 class DiskFault(HostFault, frozen=True, kw_only=True):
-    """Disk fault; `host = "*"` is all hosts and coordinators.
+    """Disk fault; `host = "*"` means all hosts and coordinators.
 
     Attributes:
-        mode: "power-cut" and "torn" are the same: choices decide whether unsynced data is kept, lost or torn. "bit-flip"
-            damages the newest complete epoch if there is an older one, and tries again until `for` is over.
-        restart_after: time until the restart after a power cut; "" is never.
-        failpoint: with "eio": OSError at that point instead of for a time.
+        mode: "power-cut" and "torn" are the same: choices decide whether unsynced data is kept, lost or torn. "bit-flip" damages the newest
+            complete epoch if there is an older one, and otherwise retries until the duration `for` is over.
+        restart_after: time until the restart after a power cut; "" means no restart.
+        failpoint: only for mode "eio": raises OSError at this failpoint instead of during a period.
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
@@ -399,7 +405,7 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
 
 class CaptureFault(Word, frozen=True, kw_only=True):
-    """The state of an agent cannot be encoded: `times` times, from the `hit`-th image of a host on."""
+    """Encoding an agent's state fails `times` times, starting with the `hit`-th image of a host."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
@@ -410,7 +416,7 @@ class CaptureFault(Word, frozen=True, kw_only=True):
 
 
 class CoordinatorFault(Word, frozen=True, kw_only=True):
-    """Fault of the coordinator; `for = ""` lasts until `heal`. `node`: target of "kill"; "" is drawn."""
+    """Fault of the coordinator; `for = ""` lasts until `heal`. `node` is the target of "kill"; "" means a drawn one."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""
@@ -433,11 +439,11 @@ class CoordinatorFault(Word, frozen=True, kw_only=True):
 
 
 class MembershipFault(Word, frozen=True, kw_only=True):
-    """A host leaves the fleet, or a new one joins.
+    """A host leaves the fleet, or a new host joins.
 
     Attributes:
-        host: for "leave", "" is drawn; for "join", "" is the next new host.
-        back_after: time until the host joins or leaves again; "" is never.
+        host: for "leave", "" means a drawn host; for "join", "" means the next new host.
+        back_after: time until the host that left joins again, or the host that joined leaves; "" means never.
     """
 
     kind: Literal["leave", "join"] = "leave"
@@ -536,8 +542,8 @@ REAL_FAILPOINT_PREFIXES = (
     "store.pin.",
     "store.shelf.",
 )
-"""Prefixes of failpoints that are not drawn. Most are passed only by real processes. The world has no gRPC, pysyncobj, backup files or named
-consumers, no releases of more than one part, and no pins, tags, copies, forks or encryption. Its runs also end long before a replaced
-generation (an hour) or an output (a week) expires. `tests/storage` crashes at these points."""
+"""Prefixes of failpoints that are never drawn. Most of them are passed only by real processes. The simulated world has no gRPC, pysyncobj,
+backup files, named consumers, pins, tags, copies, forks or encryption, and no releases of more than one part. Its runs also end long before
+a replaced generation (an hour) or an output (a week) expires. `tests/storage` crashes at these points."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

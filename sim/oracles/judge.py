@@ -1,9 +1,9 @@
-"""The judge: the only interface through which the world reports events to the ground truth and the oracles.
+"""The judge: the only interface through which the simulated world reports events to the ground truth and the oracles.
 
 Theory of operation
 -------------------
-The world calls a method for every event and command of the production cores that it sees, in order. The judge updates the ground
-truth (`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
+The world calls one method for each event and command of the production cores, in order. The judge updates the ground truth
+(`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              turn_oracles.py
@@ -20,14 +20,14 @@ truth (`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
     a core has raised       core                                                  here
     the run is over         replay G3; useless and tracking G6                    replay_oracles.py, useless.py
 
-Findings are appended to `violations`; the world ends the run after the event of the first one. Beyond the fault budget the store
-may lose complete epochs: then epochs that cannot be read are not judged.
+Findings are appended to `violations`; the world ends the run after the event that caused the first violation. If a run exceeds the fault
+budget, the store may lose complete epochs, so epochs that cannot be read are not judged.
 
 Duties of the world:
 
-1. Report everything in the order of the core's commands.
-2. Call `on_turn` before the core learns of the turn's end, and `on_captured` where the image is taken.
-3. Read epochs and packs without the faults that hosts see.
+1. Report every event and command in the order of the core's commands.
+2. Call `on_turn` before the core learns of the turn's end, and `on_captured` when the image is taken.
+3. Read epochs and packs without the disk faults that hosts experience.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,19 +65,21 @@ from snapline.storage.outputs.output_record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20
-"""Number of violations kept per run: the first one ends it, and one event rarely causes more."""
+"""Number of violations kept per run. The first violation ends the run, and one event rarely causes more."""
 
 CUTS_KEPT = 64
-"""Number of complete epochs whose cuts are kept, for plans that start from them; a world stores far fewer epochs."""
+"""Number of complete epochs whose cuts are kept, for plans that start from them. A simulated run stores far fewer epochs."""
 
 
 class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms by which a run is judged.
+    """Rules by which a run is judged.
 
     Attributes:
-        budget: "within" or "beyond" the fault budget. wanted: the user's retention policy.
-        check_cut: the workload's invariant.
-        with_clocks, with_replay: run the most expensive oracles too. is_own: the fleet is a user's.
+        budget: "within" or "beyond" the fault budget.
+        wanted: the user's retention policy.
+        check_cut: function that checks the workload's invariant.
+        with_clocks, with_replay: whether the most expensive oracles run too.
+        is_own: whether the fleet is a user's.
     """
 
     protocol: str
@@ -94,11 +96,12 @@ class Judge:
 
     Attributes:
         violations: the first violations.
-        probes: situations that occurred.
+        probes: noteworthy situations that occurred in this run.
         books: the ground truth.
         replays: the replay oracle.
-        on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is the hot path.
-        on_frozen, on_unsaved: methods of `LivePlaces`: the agents of a host are frozen, and one of them cannot be saved.
+        on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is called most often.
+        on_frozen: method of `LivePlaces` for a host whose agents are frozen.
+        on_unsaved: method of `LivePlaces` for an agent that cannot be saved.
     """
 
     def __init__(self, terms: JudgeTerms, *, fleet: Fleet, agents: Sequence[str]) -> None:
@@ -128,7 +131,7 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image captured now, by CaptureState ("coordinated") or TakeCheckpoint."""
+        """Record an image that has just been captured by the command CaptureState ("coordinated") or TakeCheckpoint."""
         if control.is_born:
             self.books.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
@@ -140,9 +143,9 @@ class Judge:
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """Check a refused creation, which is now void. The refusal is right if this history has already created that id.
+        """Check a refused creation, which has no effect. The refusal is right if this history has already created an agent with that id.
 
-        It is also right for a host of an older plan, and in a fleet at its maximal size.
+        A refusal is also right for a host of an older plan, and in a fleet that has its maximum size.
         """
         self.books.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
@@ -153,7 +156,7 @@ class Judge:
         self.report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
-        """Check an agent that a host has loaded from the line of a plan, or (None) in its initial state."""
+        """Check an agent that a host has loaded from the recovery line of a plan, or in its initial state (None)."""
         cut = self._cuts.get(line_epoch)
         if plan not in self.books.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
@@ -191,7 +194,7 @@ class Judge:
     def on_committed(
         self, t_ns: int, index: int, operation: op.Operation, result: OperationResult, state: FleetView
     ) -> None:
-        """Check a committed entry; `state` is the state after it."""
+        """Check a committed log entry; `state` is the coordinator's state after the entry."""
         self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
         is_repeated = self._outcomes.is_repeated(operation)
         self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
@@ -249,13 +252,13 @@ class Judge:
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
-        """Check a committed plan against the hosts that had frozen in time. Optional: otherwise only durable lines are judged."""
+        """Check a committed plan against the hosts that froze in time. Optional: without this call, only durable lines are judged."""
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
         live = self._live.of(frozen, plan)
         request = (operation.client, operation.sequence)
-        # An agent without a stored checkpoint cannot be in a line, so only the initial states remain.
+        # An agent without a stored checkpoint cannot be part of a recovery line, so only the initial states remain.
         is_possible = cut is not None or (not kind.line_epoch and self._lines.knows(request, self._fleet.agents))
         if live and is_possible and not self._outcomes.is_limited(plan) and self._is_autonomous and self._is_within:
             self.probes.hit("survivors judged")
@@ -270,7 +273,7 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """Check a proposal's outcome that a leader has learned; `index` of the entry if the world knows it."""
+        """Check the outcome of a proposal, as a leader has learned it; `index` is the entry's index if the world knows it."""
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -278,9 +281,10 @@ class Judge:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def on_damaged_base(self, epoch: int) -> None:
-        """Record that an epoch, about to be reported complete, refers to a damaged file of an earlier epoch.
+        """Record that an epoch about to be reported complete refers to a damaged file of an earlier epoch.
 
-        A writer that reuses bytes does not read them again, so it cannot know. A recovery that needs them detects the damage and goes further back.
+        A writer that reuses bytes does not read them again, so it cannot detect the damage. A recovery that needs these bytes detects the
+        damage and uses an older epoch.
         """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
@@ -288,7 +292,7 @@ class Judge:
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check a complete epoch, which the world has read back as it was written."""
+        """Check a complete epoch, which the world has read from the store as it was written."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
             if self._is_within:
@@ -309,7 +313,7 @@ class Judge:
     def on_read_back(
         self, t_ns: int, epoch: int, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check that a kept epoch, read back long after it was complete, is unchanged."""
+        """Check that a kept epoch, read long after its completion, is unchanged."""
         cut = self._cuts.get(epoch)
         if cut is None or not self._is_within:
             return
@@ -323,13 +327,14 @@ class Judge:
             self.report("restored", "G11", t_ns, text)
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
-        """Check a deletion of files. `before_ms`: epochs with a ref before it, with creation times; `after`: epochs with a ref after it."""
+        """Check a deletion of files. `before_ms` holds the creation times of epochs with a ref before the deletion, `after` the epochs with
+        a ref after it."""
         if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-        """Compare an epoch, all of whose images are known, with the ground truth."""
+        """Compare an epoch with the ground truth; all its images must be known."""
         self._report_all(t_ns, cut_oracles.check_counts(self.books, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cut_oracles.check_clocks(self.books, cut))
@@ -359,23 +364,23 @@ class Judge:
         return line.plan if line is not None else self.books.newest_plan
 
     def _base_of(self, epoch: int) -> int:
-        """Return the newest epoch that was complete before this one; the world may report it before or after the commit."""
+        """Return the newest epoch that was complete before this one. The world may report that epoch before or after its commit."""
         return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
 
     def on_published(self, t_ns: int, epoch: int, root: str) -> None:
-        """Check a published ref."""
+        """Check a ref that has been published."""
         self.probes.hit("ref published")
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
     def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
-        """Check the outputs of an epoch that a leader reports as released; None if there is no file."""
+        """Check the outputs of an epoch that a leader reports as released; `release` is None if there is no release file."""
         cut = self._cuts.get(epoch)
         branch = self.books.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
         is_void = self._outcomes.is_void(epoch)
         self.books.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
-        """Check a condemned epoch. `is_whole`: every byte of the epoch is on disk as it was written."""
+        """Check a condemned epoch. `is_whole` tells whether every byte of the epoch is on disk as it was written."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self.report("outcome", "G4", t_ns, text)
@@ -391,17 +396,18 @@ class Judge:
                 self._lines.on_durable(plan, captured)
 
     def on_checkpoints_known(self, plan: int, agent: str, number: int) -> None:
-        """Record that the coordinator has acknowledged this checkpoint. Optional: otherwise lines are judged less strictly."""
+        """Record that the coordinator has acknowledged this checkpoint. Optional: without this call, recovery lines are judged less
+        strictly."""
         self._lines.on_known(plan, agent, number)
 
     def note_damage(self, plan: int) -> None:
-        """Record that a checkpoint file was damaged or hidden: lines of this plan need not hold its checkpoints."""
+        """Record that a checkpoint file was damaged or hidden, so recovery lines of this plan need not contain its checkpoints."""
         self._lines.note_damage(plan)
 
     def on_deleted(self, t_ns: int, newest_readable: bool, missing: Sequence[tuple[str, int]], plan: int = 0) -> None:
-        """Check a deletion of files. `missing`: agent and number of deleted checkpoints, in packs of `plan`.
+        """Check a deletion of files. `missing` lists agent and number of each deleted checkpoint in packs of `plan`.
 
-        `plan` 0: the plan is not known; then only numbers that no earlier plan's packs had are judged.
+        If `plan` is 0, the plan is unknown. Then only numbers that occur in no pack of an earlier plan are judged.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
@@ -418,7 +424,7 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """Return (turns, checkpoints) that each affected agent loses when the plan after `plan` starts from an epoch."""
+        """Return (turns, checkpoints) that each affected agent loses when the plan after `plan` starts from this epoch."""
         source = self.books.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []
@@ -429,11 +435,12 @@ class Judge:
         return losses
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the agent has consumed this input in the cut of an epoch; True if the agent is unknown there."""
+        """Return whether the agent has consumed this input in the cut of an epoch; True if the cut does not contain the agent."""
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the turn that answered the input, or its dead letter, ended in the cut of an epoch; True if the agent is unknown there."""
+        """Return whether the cut of an epoch contains the turn that answered the input, or its dead letter; True if the cut lacks the
+        agent."""
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
     def _holds(
@@ -457,11 +464,11 @@ class Judge:
         return [history.agent for history in histories if history.turns > places.get(history.agent, NOWHERE).turns]
 
     def required_stop_reason(self) -> str:
-        """Return why the fleet must end by itself; "" if it need not."""
+        """Return the reason for which the fleet must end by itself, or "" if it need not end."""
         return self._stop.required_reason(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
-        """Return the number of turns that an agent has finished in the newest plan's history."""
+        """Return the number of turns that an agent has finished in the history of the newest plan."""
         branch = self.books.branches.get(self.books.newest_plan)
         history = branch.histories.get(agent) if branch is not None else None
         return history.turns if history is not None else 0
@@ -469,7 +476,7 @@ class Judge:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
-        """Report a product core that raised, or whose invariant did not hold."""
+        """Report a product core that raised an exception or violated one of its invariants."""
         self.report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(
@@ -483,8 +490,8 @@ class Judge:
     ) -> None:
         """Run the final checks.
 
-        `states`: states of the agents that are between two turns. `is_quiet`: no turn is running, so the inputs of the agents in `heard`, which have
-        received all, are compared. `is_released`: the outputs of the newest complete epoch are released.
+        `states` holds the states of the agents that are between two turns. If `is_quiet`, no turn is running, so the inputs of agents in
+        `heard`, which have received all messages, are compared. If `is_released`, the outputs of the newest complete epoch are released.
         """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cut_oracles.situations_at_end(self.books, self._fleet.agents):

@@ -1,15 +1,15 @@
-"""Small host and network of a script: agents, FIFO channels and turns. A `ScriptedProtocol` adds the protocol's part.
+"""Small host and network that a script controls: agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing protocol.
 
-Nothing happens without a command: a message stays in its channel until `deliver` or `arrive`, a marker until `marker`. A turn
-is one step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host
-carries out the duties of each core in order, and writes its own actions and every command of the cores to the trace.
+Nothing happens without a command: a message stays in its channel until the command `deliver` or `arrive`, a marker until `marker`. A turn
+is a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host executes
+the commands of each core in order, and writes its own actions and every command of the cores to the trace.
 
-A `ProtocolError` of a core is part of the trace, because a script may show how a broken network is detected. Any other error
-in a command is a `UsageError` that names the line.
+A core's `ProtocolError` is part of the trace, because a script may show how a broken network is detected. Any other error in a command is a
+`UsageError` that names the line of the script.
 
-The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint
-and recovery is one line of a trace that `recovery.trace` reads. So `recovery` computes recovery lines, orphans and messages in
-transit, and a protocol's cuts can be compared with them.
+The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint and
+recovery is one line of a trace that `recovery.trace` can read. So the package `recovery` computes recovery lines, orphans and messages in
+transit, and tests compare a protocol's cuts with them.
 """
 
 from abc import ABC, abstractmethod
@@ -44,11 +44,11 @@ from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, forma
 # -- ground truth ---------------------------------------------------------------------------------------------------------
 
 RestartLine = dict[str, int | None]
-"""Agent → checkpoint that it is rolled back to; None: it keeps its live state."""
+"""Maps each agent to the checkpoint that it is rolled back to; None means that the agent keeps its live state."""
 
 
 class ScriptedMessage(msgspec.Struct, frozen=True):
-    """Message in transit. `stamp`: used by coordinated protocols. `piggyback`: used by the others."""
+    """Message in transit. Coordinated protocols use `stamp`, all others use `piggyback`."""
 
     name: str
     sender: str
@@ -59,12 +59,12 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
 
 
 class MessageHistory:
-    """Record of all events, in order.
+    """Ground truth: a record of all events, in order.
 
     Attributes:
         agents: all agents so far, in the order of creation; the index of an agent is its ordinal.
         messages: latest message of each name.
-        _lines: lines of the trace.
+        _lines: lines of the trace that `recovery.trace` reads.
     """
 
     def __init__(self, agents: Collection[str]) -> None:
@@ -87,7 +87,7 @@ class MessageHistory:
         self._lines.append(encode(Recovery(line)))
 
     def is_sent(self, name: str) -> bool:
-        """Return whether a message of this name exists that no recovery has undone."""
+        """Return whether a message of this name has been sent and no recovery has undone the send."""
         return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
 
     def trace(self) -> Trace:
@@ -95,7 +95,7 @@ class MessageHistory:
         return read_trace([encode(Header(agents=self.agents)), *self._lines])
 
     def line(self, failed: Collection[str]) -> RestartLine:
-        """Return the recovery line if these agents fail. Both algorithms must agree (G5)."""
+        """Return the recovery line after these agents fail. Both algorithms for recovery lines must return the same line (G5)."""
         execution = Execution.of(self.trace())
         ordinals = execution.ordinals(failed)
         numbers = recovery_line(execution, ordinals)
@@ -107,7 +107,8 @@ class MessageHistory:
         }
 
     def rounds(self, failed: Collection[str]) -> list[str]:
-        """Return a description of the domino effect: one line per round after the rollback of the failed agents."""
+        """Return a description of the domino effect: one line for each round of rollbacks that follows the rollback of
+        the failed agents."""
         return [
             f"round {number}: {' '.join(round_.orphans)} never sent, so "
             + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
@@ -116,11 +117,11 @@ class MessageHistory:
         ]
 
     def useless(self) -> dict[str, list[int]]:
-        """Return the checkpoints that are part of no consistent cut, by agent."""
+        """Return the useless checkpoints, which are part of no consistent cut, by agent."""
         return analyze(self.trace()).useless
 
     def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
-        """Return messages sent but not consumed inside the line, in the order of sending.
+        """Return the messages that were sent but not consumed before the line, in the order of sending.
 
         An agent without an entry in the line keeps its live state.
         """
@@ -129,7 +130,7 @@ class MessageHistory:
         return [self.messages[name] for name in names]
 
     def orphans(self, line: Mapping[str, int | None]) -> list[str]:
-        """Return the names of messages consumed but not sent inside the line."""
+        """Return the names of the orphans: messages that were consumed but not sent before the line."""
         execution = Execution.of(self.trace())
         inside = _numbers(execution, line)
         return [
@@ -147,7 +148,7 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
 
 
 def format_line(line: Mapping[str, int | None]) -> str:
-    """Format a line as `a=1 b=live`."""
+    """Format a recovery line as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
@@ -163,14 +164,14 @@ def format_channels(messages: Collection[ScriptedMessage]) -> str:
 
 
 class ScriptedMarker(msgspec.Struct, frozen=True):
-    """Marker on a channel. `last_number`: unused by plain Chandy-Lamport."""
+    """Marker on a channel. Plain Chandy-Lamport does not use `last_number`."""
 
     epoch: int
     last_number: int = 0
 
 
 class Image(msgspec.Struct, frozen=True):
-    """Checkpoint: the agent's state, the numbers of its channels, and its core if the protocol saves it."""
+    """Checkpoint of an agent: its state, the message numbers of its channels, and its core's image if the protocol saves one."""
 
     state: tuple[str, ...] = ()
     sent: dict[str, int] = {}
@@ -179,16 +180,16 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class ScriptedAgent:
-    """One agent. Its state is the list of the messages that its turns consumed.
+    """One agent. The agent's state is the list of the messages that its turns have consumed.
 
     Attributes:
-        sent, received: last number sent and consumed, by the other end of the channel.
-        mailbox: messages that have arrived and are not consumed.
-        outbox: messages that a turn has handed over and that are not sent.
-        is_busy: a turn is running.
+        sent, received: number of the last message sent to and consumed from each other agent.
+        mailbox: messages that have arrived but have not been consumed.
+        outbox: messages that a turn has sent but that have not yet left the host.
+        is_busy: whether a turn is running.
         running: message that the running turn consumes; None for a turn without a message.
-        phase: "living", "left" (its leave is committed, but epochs still need it) or "gone".
-        failure: error that its core raised; the agent cannot be used until the fleet is rolled back.
+        phase: "living", "left" (the agent's leave is committed, but epochs still need the agent) or "gone".
+        failure: error that the agent's core raised; the agent cannot be used until the fleet is rolled back.
         images: checkpoints by number.
     """
 
@@ -199,7 +200,7 @@ class ScriptedAgent:
         self.roll_back(0)
 
     def roll_back(self, number: int) -> None:
-        """Restore a checkpoint and discard the later ones."""
+        """Restore a checkpoint and discard all later ones."""
         del self.images[number + 1 :]
         image = self.images[number]
         self.state = list(image.state)
@@ -220,11 +221,11 @@ class ScriptedAgent:
 
 
 class ScriptedProtocol(ABC):
-    """Protocol part of a script. `ScriptedFleet` calls it as the duties of the cores require.
+    """Protocol part of a scripted fleet. `ScriptedFleet` calls these methods as the duties of the cores require.
 
     Attributes:
-        keeps_survivors: agents that have not failed keep their live state if the line allows it.
-        has_mailboxes: messages wait in a mailbox for a turn; otherwise they are consumed on arrival.
+        keeps_survivors: whether agents that have not failed keep their live state if the recovery line allows it.
+        has_mailboxes: whether messages wait in a mailbox for a turn; otherwise messages are consumed on arrival.
     """
 
     keeps_survivors = True
@@ -232,7 +233,7 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def verbs(self) -> dict[str, Verb]:
-        """Return the protocol's additional commands."""
+        """Return the additional script commands of the protocol."""
 
     @abstractmethod
     def make_core(self, name: str) -> Image:
@@ -248,40 +249,40 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Return a description of the core's state."""
+        """Return a description of the state of the agent's core."""
 
     @abstractmethod
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        """Return stamp and piggyback of a message that is being sent, and both as fields for the trace."""
+        """Return the stamp and the piggyback of a message that is being sent, and both as fields for the trace."""
 
     def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
         """Raise an error for a `send` that the protocol does not allow."""
 
     def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:  # noqa: B027  # a hook
-        """Raise an error if no message may be taken from the channel now."""
+        """Raise an error if no message may be taken from the channel in the current state."""
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """Move a message from its channel to the mailbox."""
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Handle the start of the message's turn."""
+        """Act on the start of the turn that consumes the message."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """Handle the consumption of the message by a turn."""
+        """Act on the consumption of the message by a turn."""
 
     def note_sends(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Handle the end of a turn that has sent messages."""
+        """Act on the end of a turn that has sent messages."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Carry out duties while no turn is running."""
+        """Execute commands of the core that must wait until no turn is running."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
-        """Return whether the agent may neither take a turn nor send."""
+        """Return whether the agent may neither start a turn nor send."""
         return False
 
     def validate(self) -> None:  # noqa: B027  # a hook
-        """Call `validate` of every core that has it."""
+        """Call `validate` of every core that has this method."""
 
 
 # -- fleet ----------------------------------------------------------------------------------------------------------------
@@ -291,21 +292,21 @@ _Answer = TypeVar("_Answer")
 COORDINATOR = "coordinator"
 
 LINE_USAGE = "line [failed=AGENT,AGENT,…]"
-"""Usage of `line`, the same for all protocols."""
+"""Usage text of the command `line`, the same for all protocols."""
 
 
 class ScriptedFleet:
-    """Fleet under one protocol.
+    """Fleet of scripted agents under one protocol.
 
     Attributes:
         book: ground truth.
-        agents: agents by name, in the order of creation, without those that a recovery has made unborn.
-        channels: items in transit by sender and receiver, in the order of sending.
-        trace: trace of the current command.
+        agents: agents by name, in the order of creation, without agents whose creation a recovery has undone.
+        channels: items in transit by (sender, receiver), in the order of sending.
+        trace: trace lines of the current command.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
-        """`make`: function that creates the protocol's part of this fleet."""
+        """`make` is the function that creates the protocol's part of this fleet."""
         self.book = MessageHistory(names)
         self.agents: dict[str, ScriptedAgent] = {}
         self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
@@ -315,10 +316,11 @@ class ScriptedFleet:
             self.agents[name] = ScriptedAgent(name, self._protocol.make_core(name))
 
     def run(self, command: ScriptCommand) -> list[str]:
-        """Carry out one command and return its trace.
+        """Execute one command and return its trace.
 
         Raises:
-            UsageError: the command is unknown, or impossible in the current state; the message names the line.
+            UsageError: the command is unknown, or impossible in the current state; the message names the line of the
+            script.
         """
         self.trace = []
         dispatch(command, self._verbs())
@@ -354,7 +356,7 @@ class ScriptedFleet:
         return agent
 
     def agents_of(self, command: ScriptCommand, names: str) -> list[ScriptedAgent]:
-        """Return the agents of a list `a,b`; `all` is every living agent."""
+        """Return the agents in a list such as `a,b`; `all` means every living agent."""
         if names == "all":
             return [agent for agent in self.agents.values() if agent.phase == "living"]
         return [self.agent(command, name) for name in dict.fromkeys(names.split(","))]
@@ -389,7 +391,7 @@ class ScriptedFleet:
     def take_marker(self, command: ScriptCommand, *, overtakes: bool) -> ScriptedMarker:
         """Remove the first marker from the command's channel and return it.
 
-        `overtakes`: messages ahead of the marker stay in the channel; otherwise they are an error.
+        If `overtakes` is set, messages ahead of the marker stay in the channel; otherwise such messages are an error.
         """
         channel = self.channel(command)
         ahead: list[str] = []
@@ -446,7 +448,7 @@ class ScriptedFleet:
         self.carry_out_duties(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """Dead-letter a message to an agent that has left. Its core still handles the message if an open epoch needs it."""
+        """Dead-letter a message to an agent that has left. The agent's core still handles the message if an open epoch needs it."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -503,11 +505,11 @@ class ScriptedFleet:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def say(self, who: str, what: str) -> None:
-        """Write a line of the trace."""
+        """Write a line to the trace."""
         self.trace.append(f"{who}: {what}")
 
     def guard(self, agent: ScriptedAgent, call: Callable[[], list[_Answer]]) -> list[_Answer]:
-        """Call a core. An error becomes the agent's failure."""
+        """Call a core, and record any error that the core raises as the agent's failure."""
         try:
             return call()
         except ProtocolError as error:
@@ -516,7 +518,7 @@ class ScriptedFleet:
             return []
 
     def carry_out_duties(self, agent: ScriptedAgent) -> None:
-        """Carry out duties after an arrival, unless a turn is running."""
+        """Execute the commands of the agent's core after an arrival, unless a turn is running."""
         if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 
@@ -534,7 +536,7 @@ class ScriptedFleet:
         self._protocol.note_consumed(agent, message)
 
     def leave(self, agent: ScriptedAgent, receiver: str, name: str) -> None:
-        """Send a message."""
+        """Send a message to its channel."""
         stamp, piggyback, words = self._protocol.mark(agent, receiver)
         number = agent.sent[receiver] = agent.sent.get(receiver, 0) + 1
         message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
@@ -543,7 +545,7 @@ class ScriptedFleet:
         self.say(agent.name, format_call("SendMessage", name, to=receiver, number=number, **words))
 
     def empty_outbox(self, agent: ScriptedAgent) -> None:
-        """Send the parked messages."""
+        """Send the messages in the outbox."""
         if not agent.outbox:
             return
         for receiver, name in agent.outbox:
@@ -569,7 +571,7 @@ class ScriptedFleet:
         return number
 
     def roll_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
-        """Roll every agent back to its place on the line. Deliver the line's in-transit messages again and drop all others."""
+        """Roll every agent back to its checkpoint on the line. Deliver the line's in-transit messages again and drop all other messages."""
         self.book.recover(line)
         self.channels.clear()
         for agent in self.agents.values():

@@ -1,16 +1,16 @@
-"""Swarm testing: a concrete scenario is drawn from a template and a seed.
+"""Swarm testing: each run draws a concrete scenario from a template and a seed.
 
-A test that enables everything does a little of everything and never much of one thing. So each run first draws *which* kinds
-of faults it may have (each with probability ½), then faults of these kinds only. Fleet, delays and speed are drawn over orders
-of magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its
-knobs). In some of the runs, every failpoint is active with probability ¼, as in FoundationDB.
+A test that enables everything does a little of everything and never much of one thing. So each run first draws *which* kinds of faults it
+may have (each with probability ½), then draws faults of these kinds only. Fleet, delays and speed are drawn over orders of magnitude rather
+than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some of the runs, every
+failpoint is active with probability ¼, as in FoundationDB.
 
-Uniform conditions hide bugs that depend on differences. So delay and loss may affect one pair or one direction, in some runs
-permanently. In half of the runs of the product's own patterns, some limits are small (`product_patches.py`), so that small fleets reach
-limits that only large fleets reach otherwise. `sweep.py` counts which of these parts scenarios have.
+Uniform conditions hide bugs that depend on differences. So delay and loss may affect one pair or one direction, permanently in some runs.
+In half of the runs of the product's own patterns, some limits are small (`product_patches.py`), so that small fleets reach limits that
+otherwise only large fleets reach. `sweep.py` counts which of these elements the scenarios have.
 
-If the template requires it, drawn faults stay within the fault budget: a fault that would exceed it is left out. Faults and
-network that the template defines are kept. In that case hosts and coordinators are kept too, since faults name them.
+If the template requires it, drawn faults stay within the fault budget: a fault that would exceed the budget is omitted. If the template
+defines faults and network itself, they are kept. Then hosts and coordinators are kept too, since faults name them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -57,39 +57,40 @@ from snapline.sim.workloads.patterns import takes_inputs
 from snapline.sim.world.product_patches import LIMITS
 
 AGENTS_LEAST = 2
-"""Smallest number of agents; two can run every pattern."""
+"""Smallest number of agents; every pattern can run with two."""
 
 MANUAL_ONLY_ONE_IN = 16
-"""One in this number of runs has no trigger, only manual snapshots."""
+"""One run in this number has no trigger, only manual snapshots."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
-"""Messages and store calls of one koo-toueg round: request, answer and outcome; pack, recovery line, its manifest and its ref."""
+"""Number of messages (request, answer, outcome) and of store calls (pack, recovery line, manifest, ref) in one koo-toueg round."""
 
 EPOCH_EXCHANGES = 6
-"""Exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. A koo-toueg round takes twice as many."""
+"""Number of exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. A koo-toueg round takes twice as
+many."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
-"""Failpoints that fleets with the protocol chandy-lamport never reach."""
+"""Failpoints that fleets with the protocol chandy-lamport never pass."""
 
 _INPUT_POINTS = "store.log."
 _OUTPUT_POINTS = "store.outputs."
-"""Failpoints that fleets without clients (inputs) or without consumers (outputs) never reach."""
+"""Failpoints that fleets without clients (inputs) or without consumers (outputs) never pass."""
 
 _COSTLY = ("memory", "orders")
-"""Patterns that take ten times as long as the others."""
+"""Patterns whose runs take ten times as long as those of other patterns."""
 
 _BOOKING = ("booking", "booking-until")
 _PAYING = ("paying", *_BOOKING)
-"""Patterns whose agents call stubs; operators handle failed compensations."""
+"""Patterns whose agents call stubs and whose operators handle failed compensations."""
 
 PAYING_NS = 90 * S
-"""Extra time for a run with effects: repeated failures of calls, and an operator's retry command."""
+"""Extra time for a run with effects, in which calls fail repeatedly and an operator issues a retry command."""
 
 EPOCH_PERIOD_MIN_NS = 250 * MS
-"""Minimum time between two epochs by the clock in such a run; effects request further epochs."""
+"""Minimum time between two epochs that the clock triggers in such a run; effects request further epochs."""
 
 _DURABLE = ("planning", *_PAYING)
-"""Patterns that are tested mainly by recoveries within a turn. One of their turns takes as long as a whole run of other patterns."""
+"""Patterns that are tested mainly by recoveries during a turn. One such turn takes as long as a whole run of other patterns."""
 
 _RARE_PATTERNS = {
     "astray": (21, "pattern"),
@@ -97,10 +98,10 @@ _RARE_PATTERNS = {
     "paying": (19, "paying"),
     "returning": (37, "returning"),
 }
-"""Pattern → (one in how many seeds uses it instead of the drawn pattern, key of the draw). The seed's other draws are unchanged."""
+"""Maps each pattern to (n: one seed in n uses it instead of the drawn pattern, key of the draw). The seed's other draws are unchanged."""
 
 _ALTERNATING_PATTERNS = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
-"""Patterns of every other seed, in turn. They combine the newest parts of the product, and random draws would rarely choose them."""
+"""Patterns that every other seed uses, in turn. They combine the newest parts of the product, and random draws would rarely choose them."""
 
 _PATTERNS_DRAWN = (
     *[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_RARE_PATTERNS, *_BOOKING)] * 2,
@@ -108,11 +109,11 @@ _PATTERNS_DRAWN = (
 )
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
-"""Protocols to draw from: chandy-lamport, which most fleets use, gets a third of all runs."""
+"""Protocols to draw from: chandy-lamport, which most fleets use, occurs in a third of all runs."""
 
 
 def draw(template: Scenario, seed: int) -> Scenario:
-    """Return the scenario of a template and a seed, always the same. A template without `swarm` is returned unchanged."""
+    """Return the scenario for a template and a seed, which is always the same. A template without `swarm` is returned unchanged."""
     swarm = template.swarm
     if swarm is None:
         return template
@@ -179,7 +180,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
 
 
 def small_limits(seed: int) -> dict[str, int]:
-    """Return small limits for a run that should reach them."""
+    """Return small values for some limits, for a run that should reach these limits."""
     dice = ScenarioDraw(RandomChoices(seed))
     return {
         name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
@@ -187,7 +188,7 @@ def small_limits(seed: int) -> dict[str, int]:
 
 
 def _feasible_epoch_timeout(scenario: Scenario) -> str:
-    """Return the drawn timeout, or the default ("") if no epoch can meet it under the other draws."""
+    """Return the drawn epoch timeout, or the default ("") if no epoch can finish in time with the other drawn values."""
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
     timeout = scenario.fleet.epoch_timeout
@@ -195,7 +196,8 @@ def _feasible_epoch_timeout(scenario: Scenario) -> str:
 
 
 def _exchange_ns(scenario: Scenario) -> int:
-    """Return the longest time of a message and its acknowledgement. A large message in small parts waits for one per full window."""
+    """Return the longest time of a message and its acknowledgement. A large message sent in small parts waits for one acknowledgement per
+    full window."""
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
@@ -204,11 +206,11 @@ def _exchange_ns(scenario: Scenario) -> int:
 
 
 def _with_enough_time(scenario: Scenario) -> LivenessPart:
-    """Return the liveness part with enough time for the slowest possible run.
+    """Return the liveness section with enough time for the slowest possible run.
 
-    A single counter that agents pass on takes the sum of all its round trips. With windows of one frame, or credit for one
-    message, each message waits for the acknowledgement of the previous one. Rounds of koo-toueg may follow each other without
-    a pause, so a message waits for one round at its sender and one at its receiver.
+    A counter that agents pass on one after the other takes the sum of all its round trips. With windows of one frame, or credit for one
+    message, each message waits for the acknowledgement of the previous one. Rounds of koo-toueg may follow each other without a pause, so a
+    message waits for one round at its sender and for one at its receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
@@ -221,7 +223,7 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
 
 
 def _draw_run(dice: ScenarioDraw, template: Scenario) -> RunPart:
-    """Draw the run part: 2.5 s to 7 s, or more if the template's own faults need it."""
+    """Draw the section `run`: 2.5 s to 7 s of virtual time, or more if the template's own faults need it."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
@@ -257,7 +259,7 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """Return the trigger with rarer epochs. A fleet with sequential effects runs for a minute, so frequent epochs would dominate its cost."""
+    """Return a trigger with fewer epochs. A fleet with sequential effects runs for a minute, so frequent epochs would dominate its cost."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
@@ -273,7 +275,7 @@ def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunP
 
 
 def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
-    """Draw a trigger; a coordinator requests checkpoints only by the clock."""
+    """Draw a trigger. A coordinator requests checkpoints only by the clock."""
     every = dice.duration(20 * MS, 600 * MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
     match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
@@ -286,7 +288,7 @@ def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
 
 
 def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
-    """Draw clients: in half of the runs. A booking pattern always has clients, with fewer inputs, since each input is much work."""
+    """Draw clients for half of the runs. A booking pattern always has clients, with fewer inputs, since each input causes much work."""
     is_booking = pattern in _BOOKING
     count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.below_for_clients(4, "clients")]
     inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.below_for_clients(3, "inputs")]
@@ -311,7 +313,7 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """Draw restores by an operator for one in `one_in` runs: once or twice, with inputs or without."""
+    """Draw restores by an operator for one in `one_in` runs: one or two restores, with or without inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_separate(2, "restores twice") else 1
@@ -319,18 +321,18 @@ def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: ScenarioDraw, one_in: int) -> int:
-    """Draw the number of times that an operator moves agents: one or four, in one of `one_in` runs."""
+    """Draw how often an operator moves agents: once or four times, in one of `one_in` runs."""
     return (4 if dice.one_in_separate(2, "many moves") else 1) if dice.one_in_separate(one_in, "moves") else 0
 
 
 def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> DelayPart:
-    """Draw a delay. A slow network keeps many messages in flight, and the fleet busy long enough for its faults to hit."""
+    """Draw a delay. A slow network keeps many messages in flight, and keeps the fleet busy while faults occur."""
     least = dice.duration(least_ns, most_ns, where, "least")
     return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """Draw up to three directed pairs that are permanently much slower or faster than all others, for a quarter of the runs."""
+    """Draw up to three directed pairs that are permanently much slower or faster than all others, in a quarter of the runs."""
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -367,7 +369,7 @@ def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
-    """Draw small limits for half of the runs: a few limits, or up to half of all."""
+    """Draw small limits for half of the runs: either a few limits, or up to half of all limits."""
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
@@ -419,7 +421,7 @@ def _with_pattern_specific_faults(dice: ScenarioDraw, scenario: Scenario) -> Sce
 
 
 def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add restarts during durable turns."""
+    """Add host restarts during durable turns."""
     for index in range((0, 1, 2, 4)[dice.below_separate(4, "restarts")]):
         at = format_duration((1 + dice.below_separate(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
         after = ("50ms", "200ms", "1s")[dice.below_separate(3, "restart", index, "after")]
@@ -428,7 +430,7 @@ def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add input-log writes that fail once and succeed when they are retried."""
+    """Add writes to the input log that fail once and succeed when they are retried."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_separate(4, "failing", point):
             hit = 1 + dice.below_separate(6, "failing", point, "hit")
@@ -437,7 +439,7 @@ def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add a long pause of a host, which resumes after the fleet has recovered without it and finds pending client inputs."""
+    """Add a long pause of a host. The host resumes after the fleet has recovered without it, and finds pending client inputs."""
     at_ns = (1 + dice.below_separate(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
     pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
@@ -445,7 +447,8 @@ def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
-    """Draw a crash and restart of the process that takes a turn in the first half of the work (user's fleet: second quarter)."""
+    """Draw a crash and restart of the process that takes a turn in the first half of the work (for a user's fleet: in the second
+    quarter)."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -454,7 +457,7 @@ def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
-    """Return the scenario with these faults added, or unchanged if they exceed the budget."""
+    """Return the scenario with these faults added, or unchanged if the faults would exceed the budget."""
     extended = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
@@ -464,9 +467,9 @@ def _fault_of(kind: str, word: Word) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints: usually a crash. If the run may have other faults, some are power cuts, pauses or disk errors.
+    """Draw faults at failpoints, usually crashes. If the run may have other faults, some are power cuts, pauses or disk errors.
 
-    Coordinators have power cuts only here, at the failpoints of their writes.
+    Coordinators suffer power cuts only here, at the failpoints of their writes.
     """
     kinds = frozenset(kinds)
     points = FAILPOINTS
@@ -496,7 +499,7 @@ def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[s
 
 
 STANDARD = Scenario(name="swarm", swarm=SwarmPart())
-"""Scenario in which everything is drawn, within the fault budget."""
+"""Scenario in which everything is drawn and faults stay within the fault budget."""
 
 BUILT_IN: Mapping[str, Scenario] = {
     "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),
@@ -520,4 +523,4 @@ BUILT_IN: Mapping[str, Scenario] = {
     ),
     "swarm": STANDARD,
 }
-"""Templates by name, for `snapline sim sweep NAME`."""
+"""Templates by name, for the command `snapline sim sweep NAME`."""

@@ -1,16 +1,17 @@
-"""Work of a simulated fleet: its end condition, its invariants over cuts, and its CPU costs.
+"""Workload of a simulated fleet: its end condition, its invariants over cuts, and its CPU costs.
 
 Theory of operation
 -------------------
-A pattern's workload checks ledgers (`LedgerWorkload`); a user's fleet gets its inputs and invariants from the user.
+The workload of a pattern checks ledgers (`LedgerWorkload`); for a user's fleet, the user provides inputs and
+invariants.
 
-*Inputs* of a user's fleet under test are a list, a function that makes them, or a file with one input on each line. An input is
+*Inputs* of a user's fleet under test are a list, a function that generates them, or a file with one input per line. An input is
 `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`; a message may be `(type, fields)`. A line of a file is
 a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
 
 *Invariants* of a user may be added to any workload (`CheckedWorkload`). The invariant is called for every complete cut, after the
-simulator's oracles have verified that the cut is consistent. `at_end` is called with the states of a fleet at rest. Rest is a stable
-property, detected by a complete quiet cut. Results of both functions:
+simulator's oracles have verified that the cut is consistent. `at_end` is called with the final states of an idle fleet. Idleness is a
+stable property, which the simulator detects in a complete cut without activity. Both functions return one of these results:
 
 - None, a true value or "": the invariant holds.
 - A sentence, a false value or a failed `assert`: a violation.
@@ -58,10 +59,10 @@ from snapline.sim.workloads.ledger import (
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Costs of work, in virtual nanoseconds.
+    """Costs of work in virtual time, in nanoseconds.
 
     Attributes:
-        turn_ns: cost of a turn: a plain handler with its share of the overhead.
+        turn_ns: cost of a turn: one plain handler call and its share of the overhead.
         batch_ns: cost of one pass over all other pending events.
         capture_ns: fixed cost of capturing one agent's state (measured: 2.5 ms for fifty agents).
         capture_byte_ns: additional capture cost of each byte of the state.
@@ -75,7 +76,7 @@ class Costs(msgspec.Struct, frozen=True):
     send_ns: int = 0
 
     def for_messages(self, times: int) -> "Costs":
-        """Return costs for messages that each represent `times` many, including their share of images."""
+        """Return the costs for messages that each represent this number of real messages, including their share of images."""
         return msgspec.structs.replace(
             self,
             turn_ns=times * self.turn_ns,
@@ -85,38 +86,39 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 OWN_TURN_NS = 1_000_000
-"""Cost of a turn of a user's fleet. A lower cost makes two agents on a host take tens of thousands of useless turns between faults."""
+"""Cost of a turn of a user's fleet. With a lower cost, two agents on a host would take tens of thousands of useless turns between
+faults."""
 
 PERIOD_MAX_S = 1.0
-"""Longest checkpoint period of a user's fleet: a run lasts a few seconds of virtual time, and only its cuts are checked."""
+"""Longest checkpoint period of a user's fleet. A run lasts a few seconds of virtual time, and only its cuts are checked."""
 
 PERIOD_S = 0.5
-"""Checkpoint period of a fleet with manual checkpoints, since no operator takes them in the simulator."""
+"""Checkpoint period of a fleet with manual checkpoints, since the simulator has no operator who requests checkpoints."""
 
 Make = Callable[[int], snapline.Agent]
 
 Choose = Callable[[str, int], int]
-"""Function (choice name, n) that draws a number from 0 to n - 1; 0 is the harmless choice."""
+"""Function that gets a choice name and n, and draws a number from 0 to n - 1; 0 is the benign choice."""
 
 SECOND_NS = 1_000_000_000
 
 RAISES_ONE_IN = 8
-"""One in this number of inputs has a handler that usually raises."""
+"""One input in this number has a handler that usually raises an exception."""
 
 
 class Workload:
-    """Fleet and its invariants. This base has no invariants.
+    """Fleet and its invariants. This base class has no invariants.
 
     Attributes:
-        fleet: the fleet, with the scenario's protocol and trigger. The world decides when a run is over.
+        fleet: the fleet, with the scenario's protocol and trigger. The world decides when a run ends.
         ends: whether `is_done` becomes true eventually.
         costs: CPU costs of work on the hosts.
-        rolls_back: agents request rollbacks (`ctx.rollback`), so an operator handles those that are refused.
-        has_gone_back: the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world
-            sets it before it calls `check_end`.
-        failure: traceback of an invariant that raised an unexpected exception; "" if none did.
-        calling_plan: the plan of the host whose call a stub answers now.
-        inputs: a user's inputs, used instead of `input_of`; None: no such inputs.
+        rolls_back: whether agents request rollbacks (`ctx.rollback`), so that an operator handles refused ones.
+        has_gone_back: whether the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world sets
+            this flag before it calls `check_end`.
+        failure: traceback of an invariant that raised an unexpected exception; "" if there is none.
+        calling_plan: recovery plan of the host whose call a stub is answering.
+        inputs: the user's inputs, which replace `input_of`; None if the user provides no inputs.
     """
 
     requests_rollbacks = False
@@ -130,11 +132,11 @@ class Workload:
         self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Return a sentence that describes a violation in a cut, or None."""
+        """Return a sentence that describes a violation in a cut, or None if there is none."""
         return None
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
-        """Return a client's `serial`-th input to an agent, or None if the agent takes none. No two inputs may have the same bytes."""
+        """Return a client's `serial`-th input to an agent, or None if the agent takes no inputs. No two inputs may have the same bytes."""
         return None
 
     @property
@@ -143,16 +145,16 @@ class Workload:
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether no agent will take another turn: nothing is left to send or consume, and no timer is set."""
+        """Return whether no agent will take another turn, because nothing is left to send or consume and no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
-        """Return a sentence that describes a violation in the final states of a fleet that `is_done`, or None."""
+        """Return a sentence that describes a violation in the final states of a fleet that `is_done`, or None if there is none."""
         return None
 
 
 def user_workload(fleet: Fleet, every: str = "") -> Workload:
-    """Return the workload of a user's fleet without known invariants. `every`: checkpoint period that replaces its triggers."""
+    """Return a workload for a user's fleet without known invariants. `every` is a checkpoint period that replaces the fleet's triggers."""
     copied = copy.copy(fleet)  # do not change the user's object
     copied.triggers = user_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
@@ -180,20 +182,20 @@ def _quick(trigger: Single) -> Single:
 
 
 class UserWorkload(Workload):
-    """Workload of a fleet that is known only to come to rest. Its work is done when it is at rest."""
+    """Workload for a fleet about which nothing is known except that it becomes idle eventually. The work is done when the fleet is idle."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, ends=True)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        return True  # called only when nothing moves
+        return True  # called only when the fleet is idle
 
 
 class LedgerWorkload(Workload):
-    """Workload of agents that keep the ledgers of `ledger`.
+    """Workload of agents that keep ledgers (`ledger.py`).
 
     Attributes:
-        total: initial work, which equals the number of messages sent by the end.
+        total: amount of initial work, which equals the number of messages that the agents will have sent at the end.
     """
 
     def __init__(self, fleet: Fleet, *, total: int, ends: bool) -> None:
@@ -211,7 +213,7 @@ class LedgerWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_contents(self, books: CutContents) -> None:
-        """Check all invariants.
+        """Check all invariants of the ledgers.
 
         Raises:
             InvariantViolatedError: an invariant does not hold.
@@ -240,12 +242,12 @@ class LedgerWorkload(Workload):
 
 
 def nudge(client: str, serial: int, choose: Choose) -> Nudge:
-    """Return the input that most patterns use; it causes a turn and an answer."""
+    """Return the input that most patterns use. Such an input causes a turn and an answer."""
     return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
-    """Return the fleet of a pattern. `make` makes the agent with a given index. `own`: triggers that replace the scenario's."""
+    """Return the fleet of a pattern. `make` creates the agent with a given index. Triggers in `own` replace the scenario's trigger."""
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
@@ -254,7 +256,7 @@ def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) 
 def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
     """Return a fleet of the same agents with another protocol and trigger.
 
-    It has no `stop_when`, which needs epochs, and ends when it comes to rest.
+    The returned fleet has no `stop_when`, which needs epochs. The fleet ends when it is idle.
 
     Raises:
         FleetDefinitionError: the trigger does not fit the protocol.
@@ -271,7 +273,7 @@ def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
 
 
 def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
-    """Return the scenario's trigger in the form that a fleet takes. The fleet rejects a trigger that does not fit its protocol.
+    """Return the scenario's trigger as the fleet's constructor takes it. The fleet rejects a trigger that does not fit its protocol.
 
     Raises:
         UsageError: a value is invalid.
@@ -293,7 +295,7 @@ def plan_of(part: FleetPart, pause_ns: int) -> Plan:
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """Return the pause of each sender after a message that keeps all `senders` together at the rate; 0 if there is no rate."""
+    """Return the pause of each sender after a message that keeps all `senders` together at the message rate; 0 if there is no rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
@@ -311,7 +313,7 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
 
 
 def lanes_of(agents: int, length: int) -> list[range]:
-    """Divide the agents into lanes of at least about `length`; fewer agents than that form one lane."""
+    """Divide the agents into lanes of at least about `length` agents. If there are fewer agents, they form one lane."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]
 
@@ -319,7 +321,7 @@ def lanes_of(agents: int, length: int) -> list[range]:
 # -- a user's inputs ----------------------------------------------------------------------------------------------------
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
-"""Inputs given by a test. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""
+"""Inputs that a test provides. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 
@@ -328,7 +330,7 @@ GENERATED_INPUTS_MAX = 100
 
 
 class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Input on one line of a file."""
+    """Input that one line of an input file describes."""
 
     agent: str
     type: str
@@ -337,10 +339,10 @@ class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GivenInputs:
-    """Inputs of a fleet under test.
+    """Inputs that a test provides for a fleet.
 
     Attributes:
-        count: number of inputs; None: unknown, because a function makes them.
+        count: number of inputs; None if unknown, because a function generates them.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -376,7 +378,7 @@ class GivenInputs:
 
 
 def to_given_input(each: AgentInput, key: str) -> GivenInput:
-    """Return an input in the form that a client sends. `key`: used if the input has no key.
+    """Return an input in the form that a client sends. `key` is used if the input has no key.
 
     Raises:
         SnaplineError: the input cannot be sent.
@@ -432,13 +434,13 @@ Invariant = Callable[[Cut], object]
 AtEnd = Callable[[Mapping[str, object]], object]
 
 STATE_SHOWN = 100
-"""Number of characters shown of the state that an invariant read last."""
+"""Number of characters to show of the state that an invariant read last."""
 
 _Seen = TypeVar("_Seen")
 
 
 def checked(inner: Workload, part: FleetPart) -> Workload:
-    """Return the workload with the invariants that a scenario names.
+    """Return the workload, extended with the invariants that the scenario names.
 
     Raises:
         FleetDefinitionError: a named function does not exist.
@@ -450,7 +452,7 @@ def checked(inner: Workload, part: FleetPart) -> Workload:
 
 
 class CheckedWorkload(Workload):
-    """Workload with a user's own invariants."""
+    """Workload extended with a user's own invariants."""
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
@@ -476,7 +478,7 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether the fleet is at rest. Idle hosts alone do not prove it, because timers may be set."""
+        """Return whether the fleet is idle. Idle hosts alone do not prove that, because timers may be set."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -509,13 +511,13 @@ class CheckedWorkload(Workload):
             first, *others = (str(error) or "assert").splitlines()
             return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.last_state_text()})", *others])
         except Exception as error:
-            trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
+            trace = error.__traceback__ and error.__traceback__.tb_next  # skip this function's own frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
             return f"{when}{name} raised ({_line_of(error, below=1)}{read.last_state_text()})"
 
 
 class _ReadStates(Mapping[str, object]):
-    """States that record which of them was read last. A failing invariant usually concerns that state."""
+    """States of the agents that record which state was read last. A failing invariant usually concerns that state."""
 
     def __init__(self, states: Mapping[str, object]) -> None:
         self._states = states
@@ -532,14 +534,14 @@ class _ReadStates(Mapping[str, object]):
         return len(self._states)
 
     def last_state_text(self) -> str:
-        """Return a description of the state read last, to append to a code location."""
+        """Return a description of the state that was read last, to append to a code location."""
         if self._last is None:
             return "; it read no state"
         if self._last not in self._states:
             return f"; there is no agent {self._last!r}"
         try:
             shown = repr(self._states[self._last])
-        except Exception as error:  # the user's own repr
+        except Exception as error:  # raised by the user's own `__repr__`
             shown = f"<its repr raised {type(error).__name__}>"
         if len(shown) > STATE_SHOWN:
             shown = f"{shown[:STATE_SHOWN]}…"
@@ -547,14 +549,14 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Return the line that raised the error, or with `below` the line of the frame that many levels below ours."""
+    """Return the source line that raised the error; with `below`, the line of the frame that many levels below this function's frame."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:
-    """Return the place where a question is defined."""
+    """Return the source location at which a user's function is defined."""
     code = getattr(question, "__code__", None)
     return (
         f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")

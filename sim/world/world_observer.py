@@ -1,20 +1,22 @@
-"""Observers of a simulated world: report hosts, coordinators, the log and the store to the judge, the recording and the counters.
+"""Observers of a simulated world, which report hosts, coordinators, the log and the store to the judge, the recording and the counters.
 
 `LogObserver` follows the commits of the coordinator's log. `StoreObserver` reads the store directly, and reports written and deleted data.
-`SnapshotRequests` makes an operator's snapshot requests, and checks the answers.
+`SnapshotRequests` sends snapshot requests as an operator would, and checks the answers.
 
-`HostLogOracle` reads host logs directly from the disk. They must back the hosts' answers to clients, and keep the inputs that are needed:
+`HostLogOracle` reads host logs directly from the disk. Host logs must confirm the hosts' answers to clients and keep every input that may
+still be needed:
 
-- *Receipts.* When a host reports that an input is accepted, now or before, the input is in a batch that no power cut can lose. Otherwise the
-  newest complete epoch holds its effect, and the batch may be gone.
-- *Final answers.* When a host gives a final answer, the newest complete epoch holds the answering turn.
-- *Deletions.* The fleet can be restored to any kept epoch. So a batch is deleted only when the oldest kept epoch holds the effects of its inputs.
+- *Receipts.* A host may report an input as accepted only if a batch that survives every power cut holds the input. The only exception: if
+  the newest complete epoch holds the effect of the input, its batch may have been deleted.
+- *Final answers.* A host may give a final answer only if the newest complete epoch holds the answering turn.
+- *Deletions.* The fleet can be restored to any kept epoch. So a batch may be deleted only if the oldest kept epoch holds the effects of its
+  inputs.
 
 Inputs are identified by their bytes, which are unique. The oracle uses no numbers, keys or file names of the product.
 
-The reader of checkpoint packs is written independently of the product, from `docs/snapshot-format.md`. The judge compares the checkpoints in a pack
-with the captured images. So it needs the bytes, but not the product's checks. A damaged pack is not judged here, since its users must detect the
-damage (G11).
+The reader of checkpoint packs is written independently of the product, from `docs/snapshot-format.md`. The judge compares the checkpoints
+in a pack with the captured images, so the judge needs the bytes, but not the product's checks. A damaged pack is not judged here, since the
+components that read it must detect the damage (G11).
 """
 
 import contextlib
@@ -57,14 +59,14 @@ from snapline.storage.retention.epoch_retention import parse_created
 
 
 class HostLogOracle:
-    """Oracle of host logs in one run. It reports nothing once a fault has damaged files, or bytes of a complete epoch are lost."""
+    """Oracle of host logs in one run. The oracle reports nothing once a fault has damaged files or bytes of a complete epoch are lost."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._shared = shared
         self._log = log
         self._flipped = flipped
         self._payloads: dict[tuple[str, str], bytes] = {}
-        """(agent, key) → payload."""
+        """Payload of each input, by (agent, key)."""
 
     def _is_judged(self) -> bool:
         oracle = self._shared.judge.books.inputs
@@ -73,7 +75,8 @@ class HostLogOracle:
     def on_offered(
         self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
-        """Check a host's answers to a request that it got under this plan. What a later plan drops may have been taken before."""
+        """Check a host's answers to a request that arrived under this plan. Inputs that a later plan drops may have been accepted
+        before."""
         drops = self._shared.judge.books.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
@@ -103,11 +106,11 @@ class HostLogOracle:
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """Return all present files of the logs."""
+        """Return all log files that exist."""
         return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
-        """Check a leader's deletion of batches. `before`: all files before it."""
+        """Check the batches that a leader has deleted. `before` holds all files before the deletion."""
         now = self.files()
         deleted = [data for path, data in before.items() if path not in now]
         epochs = self._log.canonical.complete_epochs()
@@ -130,7 +133,7 @@ class HostLogOracle:
 
 
 class SnapshotLeader(Protocol):
-    """Interface of a leader, `simulated_replica.SimLeader`."""
+    """Interface of the leader that receives snapshot requests; implemented by `simulated_replica.SimLeader`."""
 
     @property
     def is_over(self) -> bool: ...
@@ -140,7 +143,7 @@ class SnapshotLeader(Protocol):
 
 
 class SnapshotRequest(NamedTuple):
-    """A request for a snapshot. `begun`: number of epochs that had begun at that time."""
+    """A request for a snapshot. `begun` is the number of epochs that had begun when the request was made."""
 
     leader: SnapshotLeader
     asked_ns: int
@@ -148,7 +151,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class SnapshotRequests:
-    """Open snapshot requests, by number."""
+    """Snapshot requests that are not yet answered, by number."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._shared = shared
@@ -164,7 +167,7 @@ class SnapshotRequests:
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
-        """Check an answer: a complete snapshot is a complete epoch, and in coordinated fleets it began after the request."""
+        """Check an answer. A reported snapshot must be a complete epoch which, in coordinated fleets, began after the request."""
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
@@ -181,7 +184,7 @@ class SnapshotRequests:
             self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """Return the open requests that a present leader received before that time."""
+        """Return the open requests that a leader received before that time, if it still leads."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
@@ -192,7 +195,7 @@ _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"
 _RECORD_HEAD_BYTES, _RECORD_DIGEST_BYTES = 24, 32
 _BLOB_HEAD_BYTES = 96 + 16
-"""Size of a blob's header without the name."""
+"""Size of a blob's header without the name, in bytes."""
 
 _LZ4 = 1
 _CHECKPOINT, _CHUNK = 1, 2
@@ -204,7 +207,7 @@ _Entry = tuple[str, int, int, int, int, int, bytes, bytes]
 
 
 def read_pack(data: bytes) -> list[AgentCheckpoint]:
-    """Return the checkpoints of a pack, in order; empty if the pack is damaged."""
+    """Return the checkpoints of a pack, in order; an empty list if the pack is damaged."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return []
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
@@ -221,7 +224,7 @@ def read_pack(data: bytes) -> list[AgentCheckpoint]:
 
 
 class _NotWholeError(Exception):
-    """Error for a blob that does not match the index."""
+    """A blob does not match the index of its pack."""
 
 
 def _read_blob(data: bytes, entry: _Entry) -> bytes:
@@ -234,7 +237,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the whole journal of its durable turn in the turn."""
+    """Return the checkpoint with the complete journal of its durable turn."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint
@@ -247,10 +250,10 @@ def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) ->
 
 
 class StoreObserver:
-    """Observer of the store.
+    """Observer that reads the store and reports its contents to the judge.
 
     Attributes:
-        flipped: path of each file that a fault has damaged → flipped bit.
+        flipped: maps the path of each file that a fault has damaged to the flipped bit.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog) -> None:
@@ -273,7 +276,7 @@ class StoreObserver:
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """Read all packs of the plan, including unreported ones."""
+        """Read all packs of the plan, including packs that no host has reported."""
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -299,7 +302,7 @@ class StoreObserver:
             self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
-        """Report the checkpoints of a pack that the coordinator has acknowledged to its host."""
+        """Report the checkpoints of a pack that the coordinator has acknowledged to the host that wrote it."""
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
             self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
@@ -307,14 +310,14 @@ class StoreObserver:
     # ---- publishing and deletion ----------------------------------------------------------------------------------
 
     def on_published(self, epoch: int, root: str) -> None:
-        """Report a ref that a leader has written."""
+        """Report to the judge that a leader has written a ref."""
         self._shared.judge.on_published(self._shared.kernel.now_ns, epoch, root)
         if self._shared.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
-        """Report an epoch's outputs that a leader has released, read from the file if there is one."""
+        """Report the outputs of an epoch that a leader has released; the outputs are read from the release file, if there is one."""
         self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
@@ -329,7 +332,7 @@ class StoreObserver:
         return {epoch: release for epoch, release in files.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
-        """Report a leader's deletion to the judge, which checks that the data of the newest line is left."""
+        """Report a leader's deletion to the judge, which checks that the data of the newest recovery line still exists."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
         self._note_refs(node)
@@ -344,7 +347,7 @@ class StoreObserver:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """Report the epochs left in the store, if a retention policy is set."""
+        """Report the epochs that are left in the store, if a retention policy is set."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
@@ -354,7 +357,7 @@ class StoreObserver:
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, unreported: set[int]) -> dict[int, int]:
-        """Return the creation times of epochs whose refs the policy sees but whose writer crashed before it reported them."""
+        """Return creation times of epochs whose refs the retention policy sees, but whose writer crashed before it reported the refs."""
         created_ms = {}
         for epoch in sorted(unreported):
             with contextlib.suppress(SnaplineError):
@@ -368,7 +371,7 @@ class StoreObserver:
     # ---- damage ---------------------------------------------------------------------------------------------------
 
     def on_damaged(self, path: str) -> None:
-        """Record a damaged file that the coordinator has found; "" if none."""
+        """Record a damaged file that the coordinator has detected; "" means that no file is damaged."""
         self._shared.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
@@ -385,7 +388,7 @@ class StoreObserver:
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """Check that complete epochs are undamaged. A pack whose writer crashed before it reported the pack as durable may be lost."""
+        """Check that complete epochs are undamaged. A pack may be lost if its writer crashed before it reported the pack as durable."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
@@ -399,7 +402,8 @@ class StoreObserver:
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Check that listed epochs are undamaged, since deletion removes the ref first. A torn ref is detected on reading."""
+        """Check that the epochs listed in the store are undamaged, since deletion removes the ref first. A torn ref is detected when it is
+        read."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -410,13 +414,13 @@ class StoreObserver:
     # ---- reading whole epochs -------------------------------------------------------------------------------------
 
     def read_back(self) -> None:
-        """Read back every kept epoch except the newest, which plans and oracles have read."""
+        """Read every kept epoch except the newest, which plans and oracles have already read."""
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
                 self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
-        """Return whether every byte of a complete epoch can be read. Files unchanged since the last read are not read again."""
+        """Return whether every byte of a complete epoch can be read. Files that have not changed since the last read are not read again."""
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
@@ -427,7 +431,7 @@ class StoreObserver:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Return the checkpoints of a complete epoch from the disk, or None and the error."""
+        """Return the checkpoints of a complete epoch from the disk, or None and the error if they cannot be read."""
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
             read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]
