@@ -1,14 +1,15 @@
-"""Requests of operators: the page of actions, confirmations and outcomes. This module authorizes; `operator_actions.py` defines the actions.
+"""Answer requests of operators: list of actions, confirmations and outcomes. This module authorizes; `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing
-    POST /deeds          form of that page: runs the action once, and redirects to
-    GET  /deeds/{key}    its outcome
+    POST /deeds          submit the form of the confirmation page: runs the action once, and redirects to
+    GET  /deeds/{key}    the outcome of the action
 
-Another site must not act through a viewer's browser. A form is accepted if the browser reports our own origin, if the form carries the session's
-token, which other sites cannot read, and if its key belongs to a page that this session was shown.
+Another site must not run actions through a viewer's browser. The view accepts a form if three conditions hold: the browser reports our own
+origin, the form carries the session's token, which other sites cannot read, and the form's key belongs to a page that this session was
+shown.
 
-All screens work without scripts.
+All action pages work without scripts.
 """
 
 from collections.abc import Awaitable, Callable, Container, Sequence
@@ -65,7 +66,7 @@ def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
 
 
 def actions_body(facts: FleetStatus, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
-    """Draw the possible actions; `restorable`: epochs to which the fleet can go back."""
+    """Draw the possible actions. `restorable`: epochs that the fleet can restore."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each action first shows its effects, and runs after confirmation.", class_="quiet")
     now = tag("p", action_link("snapshot", "Take a snapshot"))
@@ -131,7 +132,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
 
 
 def confirmation_body(proposed: ProposedAction, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
-    """Draw what will happen, and the button that does it."""
+    """Draw the effects of an action, and the button that runs it."""
     fields = [_field(each) for each in proposed.fields]
     secrets = [tag("input", type="hidden", name=name, value=value) for name, value in hidden]
     button = tag("button", proposed.button, class_="grave" if proposed.is_grave else None)
@@ -153,7 +154,7 @@ def _field(field: ActionField) -> Markup:
 
 
 def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Markup:
-    """Draw the outcome; None: the action is in progress."""
+    """Draw the outcome of an action; `outcome` is None while the action is in progress."""
     title = tag("div", tag("h1", proposed.title), class_="title")
     link_back = tag("a", "Actions", href="/act")
     if outcome is None:
@@ -172,26 +173,29 @@ def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Mar
 
 
 ROLES = (OPERATOR, ADMIN)
-"""Roles that the view itself needs to change the fleet."""
+"""Roles that permit the view itself to change the fleet."""
 
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
-"""Headers of action pages: with the usual policy browsers would hide the origin of a form."""
+"""HTTP headers of action pages. With the usual referrer policy, browsers would hide the origin of a form."""
 
 RELOAD_PAGE_S = 2
-"""Time between two loads of the page of an action in progress."""
+"""Time after which the page of an action in progress reloads."""
 
 Propose = Callable[[FleetStatus, Fields], Awaitable[ProposedAction]]
 
 
 class NotAllowedError(UsageError):
-    """The requester has no permission."""
+    """The requester is not permitted to run the action."""
 
 
 class Operators:
     """Actions that this fleet allows, and whether the view may perform them."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
-        """`folder`: the fleet's own folder, if it is on this machine. `has_certificates`: without certificates everyone may do everything."""
+        """Set what the view may act on.
+
+        `folder`: the fleet's folder, if on this machine. `has_certificates`: if False, everyone may run all actions.
+        """
         self.fleet = fleet = FleetActions(coordinator)
         self.store = StoreActions(coordinator, folder)
         self._has_certificates = has_certificates
@@ -212,15 +216,15 @@ class Operators:
         self.verbs |= of_store if self.store.is_here else {}
 
     def may(self, facts: FleetStatus | None) -> bool:
-        """Return whether the fleet lets the view act."""
+        """Return whether the fleet permits the view to run actions."""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
     def offers(self, facts: FleetStatus | None) -> bool:
-        """Return whether the view may act and there is a fleet to act on."""
+        """Return whether the view may run actions and the fleet's state is known."""
         return self.may(facts) and facts is not None and facts.phase not in ENDED
 
     async def links(self, facts: FleetStatus | None, epoch: int) -> Markup | None:
-        """Return links to the actions on a snapshot, for its page."""
+        """Return links to the actions on a snapshot, for the snapshot's page."""
         if not self.offers(facts):
             return None
         return links_of_epoch(epoch, can_restore=epoch in await self.fleet.restorable(), is_here=self.store.is_here)
@@ -230,7 +234,7 @@ Page = Callable[[str, str, Markup], Response]
 
 
 class ActingPages:
-    """Answers requests of operators; `page` puts the frame around a screen: id, title, body."""
+    """Answers requests of operators. `page(id, title, body)` wraps a screen in the page frame."""
 
     def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
         self._operators = operators
@@ -240,7 +244,7 @@ class ActingPages:
         self._actions = Actions()
 
     async def close(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for outcomes."""
         await self._actions.close()
 
     async def show(self, request: Request) -> Response:
@@ -250,7 +254,7 @@ class ActingPages:
         return self._page("act", "Actions", actions_body(facts, kept, restorable, is_here=store.is_here))
 
     async def propose(self, request: Request) -> Response:
-        """Show what an action will do."""
+        """Show the confirmation page of an action."""
         facts, verb = await self._facts(), request.path_params["verb"]
         if verb not in self._operators.verbs:
             raise NotFoundError(f"there is no action {verb!r} here")
@@ -260,7 +264,7 @@ class ActingPages:
         return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
 
     async def carry_out(self, request: Request) -> Response:
-        """Run the action of a submitted form, once even if the form is submitted again."""
+        """Run the action of a submitted form. The action runs only once even if the form is submitted again."""
         foreign = foreign_form_reason(request)
         form = await form_of(request)
         if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
@@ -281,7 +285,7 @@ class ActingPages:
         return response
 
     async def _facts(self) -> FleetStatus:
-        """Return the state of the fleet, to decide on."""
+        """Return the state of the fleet on which an action is based."""
         state = await self._watch.now()
         if state.trouble or state.facts is None:
             raise CoordinatorUnavailableError(state.trouble or "the fleet has not answered yet")
@@ -302,7 +306,7 @@ class ActingPages:
 
 
 def foreign_form_reason(request: Request) -> str:
-    """Return why a form does not come from one of our own pages; "" if it does."""
+    """Return the reason why a form does not come from one of our own pages; "" if it does."""
     if has_no_site_header(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):

@@ -1,10 +1,10 @@
-"""Texts of numbers, states, losses and restores, the same on pages, in terminals and in commands.
+"""Format numbers, states, losses and restores as text, in the same way for pages, terminals and CLI commands.
 
-A state has a tone, and its name is always shown too. Red ("bad") is for failures, lost hosts, and states that need an operator now. Amber
-("warn") is temporary or can wait. The rest is green or plain.
+Each state is shown with a tone, which is a colour, and with its name. Red ("bad") marks failures, lost hosts, and states that need an
+operator now. Amber ("warn") marks states that are temporary or can wait. All other states are green or plain.
 
-Loss now, duration of recoveries and cost of the interval are also in `snapline status`. The consequences of a deliberate restore are sentences
-of `snapline recovery restore` and of the confirmation page.
+`snapline status` also prints the work at risk, the duration of recoveries and the cost of the checkpoint interval. `snapline recovery
+restore` and the confirmation page print the same sentences about the consequences of a restore.
 """
 
 import time
@@ -25,24 +25,24 @@ NOTHING = "–"
 
 
 def count(number: int | None) -> str:
-    """`12,345`."""
+    """Format a number as `12,345`."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """`1 host`, `3 hosts`."""
+    """Format a count with its noun, as `1 host` or `3 hosts`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def rate(per_s: float | None) -> str:
-    """Format a rate as `1,234`, `12.3`, `0.4`; a dash if unknown."""
+    """Format a rate as `1,234`, `12.3` or `0.4`; an unknown rate is a dash."""
     if per_s is None:
         return NOTHING
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}"
 
 
 def size(number: int | None) -> str:
-    """`1.5 MiB`."""
+    """Format a number of bytes as `1.5 MiB`."""
     if number is None:
         return NOTHING
     value, unit = float(number), 0
@@ -52,7 +52,7 @@ def size(number: int | None) -> str:
 
 
 def seconds(time_s: float | None) -> str:
-    """`0.42 s`, `12.3 s`, `4 min`, `3.1 h`."""
+    """Format a duration as `0.42 s`, `12.3 s`, `4 min` or `3.1 h`."""
     if time_s is None:
         return NOTHING
     if time_s < 10:
@@ -63,7 +63,7 @@ def seconds(time_s: float | None) -> str:
 
 
 def moment(since_1970_s: float | None) -> Markup | str:
-    """Return the time of day in UTC; the page shows its age."""
+    """Return the time of day in UTC; a page also shows the age of the time."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)
@@ -72,7 +72,7 @@ def moment(since_1970_s: float | None) -> Markup | str:
 
 
 def age(since_1970_s: float | None) -> Markup | str:
-    """Draw the age of a time, which the page's script keeps current."""
+    """Draw the age of a time. The page's script keeps the age current."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)
@@ -87,7 +87,7 @@ Tone = Literal["good", "plain", "warn", "bad"]
 Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
 
 TONES: tuple[Tone, ...] = ("good", "plain", "warn", "bad")
-"""All tones, the worst last."""
+"""All tones, the most serious last."""
 
 _OF: Mapping[Subject, Mapping[str, Tone]] = {
     "fleet": {"running": "good", "forming": "warn", "recovering": "warn", "failed": "bad"},
@@ -106,17 +106,17 @@ _OF: Mapping[Subject, Mapping[str, Tone]] = {
 
 
 def tone_of(subject: Subject, word: str) -> Tone:
-    """Return the tone of a state, or of a kind of concern."""
+    """Return the tone of a state or of a kind of concern."""
     return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
 
 
 def worst(tones: Iterable[Tone]) -> Tone:
-    """Return the worst tone; "plain" if there is none."""
+    """Return the most serious tone; "plain" if there is none."""
     return max(tones, key=TONES.index, default="plain")
 
 
 def pill(subject: Subject, word: str, *more: str) -> Markup:
-    """Draw a state with its tone; `more`: text after it."""
+    """Draw a state with its tone. `more`: text to show after the state."""
     return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")
 
 
@@ -132,28 +132,28 @@ COORDINATED = "coordinated"
 
 
 def describe_concern(text: str, remedy: str, *, since_s: float, now_s: float) -> str:
-    """Return a concern's text, the local time at which it began, and its remedy, for terminals."""
+    """Return a concern as text for terminals: the concern, the local time at which it began, and the remedy."""
     began_s = now_s - since_s
     clock = time.strftime("%H:%M:%S" if since_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(began_s))
     return f"{text}, since {clock}" + (f". To do: {remedy}" if remedy else "")
 
 
 def describe_work_at_risk(facts: "FleetStatus") -> str:
-    """Return the loss as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
+    """Return the work at risk as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
     at_risk_ns, most = facts.loss.at_risk_ns, "" if facts.mode in (COORDINATED, "") else "at most "
     text = NOTHING if at_risk_ns is None else f"{most}{seconds(at_risk_ns / NS)}"
     return f"{text}{_promised('RPO', facts.loss.rpo_ns / NS, facts.loss.missed)}"
 
 
 def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
-    """Return what the definition allows, and whether it is missed."""
+    """Return the limit that the fleet's definition sets, and whether the fleet exceeds the limit."""
     if not time_s:
         return ""
     return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
 def describe_recoveries(loss: "LossStatus") -> str:
-    """Return how long the last ones took, the newest first, and how many failures there were in how long."""
+    """Return the durations of the last recoveries, newest first, and the number of failures with the period in which they occurred."""
     failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_ns / NS)}"
     promised = _promised("RTO", loss.rto_ns / NS, loss.missed)
     if not loss.recoveries:
@@ -169,7 +169,7 @@ def _took(loss: "LossStatus", place: int) -> str:
 
 
 def describe_interval(facts: "IntervalStatus") -> str:
-    """Return how often, how long an epoch takes, and what it costs agents and store."""
+    """Return the checkpoint interval, the duration of an epoch, and the cost of an epoch for agents and store."""
     every_ns = facts.gap_ns or facts.period_ns
     every = f"every {seconds(every_ns / NS)}" if every_ns else "by hand"
     phrases = [f"{every}, {facts.policy}" if facts.policy else every]
@@ -188,7 +188,7 @@ def describe_interval(facts: "IntervalStatus") -> str:
 
 
 def brief(time_s: float) -> str:
-    """`0.35 ms`, `12 ms`, `1.20 s`."""
+    """Format a short duration as `0.35 ms`, `12 ms` or `1.20 s`."""
     if time_s >= 1:
         return seconds(time_s)
     return f"{time_s * 1e3:.2f} ms" if time_s < 0.01 else f"{time_s * 1e3:.0f} ms"
@@ -206,13 +206,13 @@ NAMED_MAX = 10
 
 
 def named(what: str, of: Sequence[object]) -> str:
-    """Return `epochs 4, 5, … are`, or `epoch 4 is`, for a sentence."""
+    """Return the subject and verb of a sentence, such as `epochs 4, 5, … are` or `epoch 4 is`."""
     names = ", ".join(map(str, of[:NAMED_MAX])) + (", …" if len(of) > NAMED_MAX else "")
     return f"{what} {names} is" if len(of) == 1 else f"{what}s {names} are"
 
 
 def undone_in_fleet(preview: "RestorePreview") -> list[str]:
-    """Return the consequences for the fleet itself."""
+    """Return sentences about the consequences of a restore inside the fleet."""
     void_epochs, agents_gone, agents_back = preview.void_epochs, preview.agents_gone, preview.agents_back
     sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
     sentences.append(f"{named('epoch', void_epochs)} void then" if void_epochs else "no later epoch is complete")
@@ -221,7 +221,7 @@ def undone_in_fleet(preview: "RestorePreview") -> list[str]:
 
 
 def undone_outside_fleet(preview: "RestorePreview") -> list[str]:
-    """Return the consequences for what it has given to others."""
+    """Return sentences about the consequences of a restore for outputs and effects outside the fleet."""
     sentences = [_taken_back(each) for each in preview.outputs]
     effects = ", ".join(preview.effects)
     return sentences + ([f"done outside since, and not taken back: {effects}"] if effects else [])

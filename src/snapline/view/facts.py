@@ -1,4 +1,4 @@
-"""What the view asks of a fleet, and the last answers: status, agents, and turns per second."""
+"""Declare the requests of the view to a fleet, and store the last answers: status, agents, and turns per second."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.status import AskedReplica, FleetStatus
 
 COURSE_MAX = 120
-"""Largest number of samples in the sparkline: two minutes, one a second."""
+"""Largest number of samples in the sparkline: two minutes, with one sample per second."""
 
 WINDOW_S = 5.0
-"""Window of a rate, the last few seconds: hosts report their counts with heartbeats, not on request."""
+"""Length of the window over which a rate is computed. Hosts report their counts with heartbeats, not on request."""
 
 
 ENDED = ("finished", "failed")
-"""Phases in which the fleet has ended."""
+"""Phases of a fleet that has ended."""
 
 
 class FleetCalls(Protocol):
-    """Calls of the view to a fleet: a subset of `snapline.Client`."""
+    """Requests of the view to a fleet: a subset of the methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -30,7 +30,7 @@ class FleetCalls(Protocol):
 
 
 class ViewCalls(FleetCalls, Protocol):
-    """Calls that the view's other screens need as well."""
+    """Requests that the view's other screens need in addition."""
 
     async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
@@ -51,11 +51,12 @@ class Heard(msgspec.Struct, frozen=True):
     """Latest known state of the fleet.
 
     Attributes:
-        facts: the last answer; None: there was none yet.
+        facts: the last answer; None if no answer has arrived yet.
         heard_s: time of the last answer, in seconds since 1970.
-        trouble: why the last request has no answer; "" if it has one.
-        turns_per_s: turns per second of all hosts; None: unknown. host_turns_per_s: by host, if known.
-        course: turns per second, from the oldest sample to the newest.
+        trouble: reason why the last request has no answer; "" if the request was answered.
+        turns_per_s: turns per second of all hosts; None if unknown.
+        host_turns_per_s: host → turns per second, for hosts whose rate is known.
+        course: samples of turns per second, oldest first.
         agents: all agents, sorted.
     """
 
@@ -69,14 +70,14 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class TurnRates:
-    """Turns per second, from the counts of hosts."""
+    """Computes turns per second from the counts that hosts report."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, int]]] = deque()
         self._course: deque[float] = deque(maxlen=COURSE_MAX)
 
     def note(self, now_s: float, facts: FleetStatus) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Add a sample; return the rate of each host with two samples or more, and the course of the sum."""
+        """Add a sample. Return the rate of each host that has at least two samples, and the history of the total rate."""
         turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
         self._samples.append((now_s, turns))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:

@@ -1,4 +1,4 @@
-"""Requests of the view to a running fleet: those of `snapline.Client`, and others of the coordinator's own client."""
+"""Send the view's requests to a running fleet, through `snapline.Client` and through the coordinator's own client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0
-"""Longest wait for a replica, which answers from memory: a viewer waits for the page."""
+"""Longest wait for a replica. A replica answers from memory, and a viewer waits for the page."""
 
 
 class FleetQueries:
-    """Client of a fleet. Documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
+    """Client of a fleet. Documents have the form that the CLI commands print with `-o json`. Failures raise SnaplineError."""
 
     def __init__(
         self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
@@ -31,48 +31,48 @@ class FleetQueries:
         self._security = security
 
     async def status(self) -> FleetStatus:
-        """Answer like `snapline status`; the answer may be slightly old, since it is requested every second."""
+        """Return the output of `snapline status`. The answer may be slightly old, since the view requests it every second."""
         return await retry_until_available(lambda: self._coordinator.status(unconfirmed=True))
 
     async def agents(self) -> list[LocatedAgent]:
-        """Return where the agents live."""
+        """Return the agents with the hosts on which they run."""
         return await self._client.agents()
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Answer as `snapline agent describe`."""
+        """Return the output of `snapline agent describe`."""
         return await self._client.describe(agent, timeout_s)
 
     async def state(self, agent: str, *, live: bool = False, timeout_s: float = TIMEOUT_S) -> AgentState:
-        """Answer as `snapline agent state`."""
+        """Return the output of `snapline agent state`."""
         return await self._client.state(agent, live=live, timeout_s=timeout_s)
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """Answer as `snapline snapshot show`."""
+        """Return the output of `snapline snapshot show`."""
         return await retry_until_available(lambda: self._coordinator.read_snapshots("show", snapshot))
 
     async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]:
-        """Answer as `snapline recovery line`."""
+        """Return the output of `snapline recovery line`."""
         return await self._client.recovery_line(failed)
 
     async def lines_of_each(self) -> dict[str, object]:
-        """Answer as `snapline recovery line --each`."""
+        """Return the output of `snapline recovery line --each`."""
         return await retry_until_available(self._coordinator.recovery_lines)
 
     async def recoveries(self) -> dict[str, object]:
-        """Answer as `snapline recovery history`."""
+        """Return the output of `snapline recovery history`."""
         return await retry_until_available(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
-        """Answer like `snapline snapshot history`; None: the coordinator is of an older release without it."""
+        """Return the output of `snapline snapshot history`; None if the coordinator's release is too old to support it."""
         try:
             return await retry_until_available(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
             if "history" not in str(error):
-                raise  # the error concerns the requester
+                raise  # the requester must handle this error
             return None
 
     async def replicas(self) -> list[AskedReplica]:
-        """Return the coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
+        """Return the coordinator's replicas, as `snapline coordinator members` lists them, each with the status that the replica reports itself."""
         answer = await retry_until_available(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])
@@ -92,21 +92,21 @@ class FleetQueries:
         return msgspec.structs.replace(replica, status=status)
 
     async def waiting(self) -> dict[str, object]:
-        """Answer as `Client.waiting`."""
+        """Return the answer of `Client.waiting`."""
         return await self._client.waiting()
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
-        """Return one answer of outputs after a cursor. `topic` "": all topics named by agents."""
+        """Return one page of outputs after a cursor. `topic` "": all topics named by agents."""
         return await retry_until_available(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
-        """Answer as `snapline output consumers list`."""
+        """Return the output of `snapline output consumers list`."""
         return await retry_until_available(self._coordinator.read_consumers)
 
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
     ) -> Mapping[str, RecentTrace | None]:
-        """Return the events of each host since its cursor in `after`; None: the host does not report."""
+        """Return each host's events since the host's cursor in `after`; None for a host that does not report."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
 
 
@@ -114,10 +114,10 @@ class FleetQueries:
 async def open_fleet_queries(
     address: str, security: Security, name: str
 ) -> AsyncIterator[tuple[FleetQueries, CoordinatorClient]]:
-    """Open a client for the view, and the coordinator's client in it. `name`: name of the requester.
+    """Open a client for the view, with a coordinator client inside. `name`: name of the requester.
 
     Raises:
-        CoordinatorUnavailableError: no coordinator answers there.
+        CoordinatorUnavailableError: no coordinator answers at the address.
     """
     async with await retry_until_available(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)

@@ -1,20 +1,20 @@
-"""HTML file for a bug report: the available screens of a running fleet, or of a store at rest.
+"""Write an HTML file for a bug report: the available screens of a running fleet, or of a store without a running fleet.
 
-*Screens.* The pages are those of the view. A sentence replaces an unavailable page, so one failure does not affect the others. A fleet that
-does not answer at all is an error: no file is written.
+**Screens.* The file has the same pages as the view. A sentence replaces an unavailable page, so one failure does not affect the other
+pages. does not answer at all is an error: no file is written.
 
-*File.* It is self-contained: the screens one below the other, with their style and without scripts. Its content security policy enforces
-that: the style is allowed by its digest, everything else is forbidden.
+**File.* The file is self-contained: it has the screens one below the other, with their style and without scripts. The file's content
+security that: the style is allowed by its digest, everything else is forbidden.
 
-*Static markup.* A screen, the output of `markup.tag`, is converted without the parts that need a server. Ids get the screen's name as a
+**Static markup.* The parts of a screen that need a server are removed from the output of `markup.tag`. Ids get the screen's name as a
 prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the file does not have the target.
 Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
 
-*Redaction.* Of a state, a message, an output or the data of an effect, only the size and a digest are shown. A digest of a short secret
+**Redaction.* The file shows only the size and a digest of each state, message, output and effect. A brute-force search could find a short
 would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have equal digests within one file,
 and a digest reveals nothing elsewhere.
 
-*Store at rest.* Without a running coordinator the file shows the store's snapshots, and its fleet's external output.
+**Store at rest.* Without a running coordinator the file shows the store's snapshots and the external output of the store's fleet.
 """
 
 import asyncio
@@ -84,26 +84,26 @@ from snapline.view.watch import FleetWatch
 
 
 class StoreAtRest:
-    """Reads a store; documents are those of the commands with `-o json`."""
+    """Reads a store without a running fleet. Documents have the form that the CLI commands print with `-o json`."""
 
     def __init__(self, location: str) -> None:
-        """Raise StoreError if there is none."""
+        """Open the store; raise StoreError if there is no store at the location."""
         self._store = Store.open(location)
         self._outputs = open_store(location)
 
     def listed(self) -> SnapshotList:
-        """Answer as `snapline snapshot list`."""
+        """Return the output of `snapline snapshot list`."""
         return list_snapshots(self._store)
 
     def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """Answer like `snapline snapshot show`. NotFoundError, DamagedDataError."""
+        """Return the output of `snapline snapshot show`. Raises NotFoundError, DamagedDataError."""
         document = show_document(
             self._store, snapshot, describe_state=describe_state, describe_message=describe_payload
         )
         return dict(document)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Return the effects and the newest outputs in the snapshots. DamagedDataError."""
+        """Return the effects and the newest outputs in the snapshots. Raises DamagedDataError."""
         records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         count = 0
         for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
@@ -114,7 +114,7 @@ class StoreAtRest:
         )
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
-        """Return the newest outputs like `ledger.newest_outputs`: search further back until there are enough."""
+        """Return the newest outputs. Like `newest_outputs`, the search goes further back until enough outputs are found."""
         epochs_back = SEARCH_EPOCHS_FIRST
         while True:
             since = max(0, last_epoch - epochs_back)
@@ -139,7 +139,7 @@ class StoreAtRest:
 
 
 SNAPSHOTS_MAX = 256
-"""Largest number of snapshots, the newest: as many as the history of epochs has."""
+"""Largest number of snapshots listed, the newest ones. The history of epochs has the same limit."""
 
 SNAPSHOT_COLUMNS = (
     *(("Epoch", ""), ("Taken", ""), ("Why", ""), ("Plan", "number"), ("Hosts", "number"), ("Agents", "number")),
@@ -148,7 +148,7 @@ SNAPSHOT_COLUMNS = (
 
 
 def store_body(listed: SnapshotList) -> Markup:
-    """Draw what `snapline snapshot list -o json` prints."""
+    """Draw the output of `snapline snapshot list -o json`."""
     newest = listed.snapshots[-1] if listed.snapshots else None
     about = [listed.store, *([newest.fleet, newest.protocol] if newest is not None else [])]
     title = tag("div", tag("h1", "Store"), tag("p", " · ".join(filter(None, about)), class_="quiet"), class_="title")
@@ -212,25 +212,25 @@ ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split
 """Allowed elements and attributes. Also allowed: `aria-…`, `id`, and attributes that refer to an id."""
 
 REMOVED_ELEMENTS = frozenset({"form"})
-"""Elements that are removed, with their content."""
+"""Elements that are removed together with their content."""
 
 REMOVED_PREFIXES = ("data-",)
-"""Prefixes of removed attributes, which only scripts read."""
+"""Prefixes of attributes that are removed because only scripts read them."""
 
 IDS = frozenset({"aria-labelledby", "aria-describedby"})
 ARROWHEADS = frozenset({"marker-end", "marker-start"})
 
 Place = Callable[[str], str | None]
-"""Function from the address of a link to the id in the file, or None."""
+"""Function that maps the address of a link to the id of its target in the file, or to None."""
 
 
 def ids_of(markup: Markup, screen: str) -> set[str]:
-    """Return the ids that it has in a file."""
+    """Return the ids that the screen's elements have in the exported file."""
     return {f"{screen}-{unescape(id_)}" for id_ in _ID.findall(markup)}
 
 
 def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) -> Markup:
-    """Return the screen for a file. `place`: finds a link's target in the file; `ids`: ids of the whole file.
+    """Return the screen as static markup for a file. `place` finds a link's target in the file. `ids`: all ids in the file.
 
     Raises:
         ValueError: the screen has markup that is not allowed in a file.
@@ -275,7 +275,7 @@ def _standing_parts(markup: str, screen: str, place: Place, ids: Collection[str]
 
 
 def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
-    """Return the attributes by name; None: no value."""
+    """Return the attributes by name; an attribute without a value has the value None."""
     kept: dict[str, str | None] = {}
     for match in _ATTRIBUTE.finditer(attributes):
         name, value = match[1], None if match[2] is None else unescape(match[2])
@@ -297,7 +297,7 @@ def _target(href: str, screen: str, place: Place, ids: Collection[str]) -> str |
 
 
 def _moment(datetime: str) -> str:
-    """Return `2026-01-01 12:00:00.000`: a static file cannot show an age."""
+    """Format a time as `2026-01-01 12:00:00.000`, because a static file cannot show an age."""
     return datetime.replace("T", " ").removesuffix("+00:00")
 
 
@@ -310,14 +310,14 @@ def _written(attributes: dict[str, str | None]) -> Iterator[str]:
 
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
-"""Kept fields of a timer, a parked message, a dead letter and the like; all others may be private."""
+"""Fields of timers, parked messages, dead letters and the like that are not redacted. All other fields may be private."""
 
 DIGITS = 12
-"""Length of a digest: enough to avoid accidental collisions within a file."""
+"""Number of digits of a digest, enough to avoid accidental collisions within a file."""
 
 
 class Redaction:
-    """Removes contents; create one for each file."""
+    """Removes private contents. Create one instance for each file."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -329,13 +329,13 @@ class Redaction:
         return f"left out: {size(len(data))} of JSON, digest {digest}"
 
     def cut(self, cut: CutFacts, *, kept: int = 0, messages_kept: bool = False) -> CutFacts:
-        """Return the snapshot without contents, except those of the first `kept` agents, and of messages with `messages_kept`."""
+        """Return the snapshot without contents, except the contents of the first `kept` agents and, with `messages_kept`, of messages."""
         agents = [each if number < kept else self._agent(each) for number, each in enumerate(cut.agents)]
         channels = cut.channels if messages_kept else tuple(self._channel(each) for each in cut.channels)
         return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
 
     def waiting(self, facts: WaitingFacts) -> WaitingFacts:
-        """Return what waits, and for what, without contents."""
+        """Return the pending work without contents; who waits for what remains."""
         agents = tuple(
             msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
             for each in facts.agents.agents
@@ -348,7 +348,7 @@ class Redaction:
         )
 
     def effects(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Return agents, names and fates, without contents."""
+        """Return the effects with agents, names and outcomes, but without contents."""
         return [
             msgspec.structs.replace(
                 each, key=self._text(each.key), arguments=self._text(each.arguments), result=self._text(each.result)
@@ -389,22 +389,22 @@ class Redaction:
 
 
 SNAPSHOT = "snapshot"
-"""Id of the snapshot's screen, to which others link."""
+"""Id of the snapshot's screen, to which other screens link."""
 
 CUT_CHARACTERS_MAX = 8_000_000
-"""Largest size of the snapshot's screen: a browser opens it in a second or two, and bug trackers accept such a file."""
+"""Largest size of the snapshot's screen. A browser opens a screen of this size in a second or two, and bug trackers accept such a file."""
 
 RATE_S = 2.0
-"""Time between two reads of the fleet's state: hosts report their turns once a second."""
+"""Time between the two reads of the fleet's state from which rates are computed. Hosts report their turns once a second."""
 
 LEDGER_READS = 6
-"""Largest number of reads of the effect ledger, each of at most 8 MiB: the requester waits some seconds for the file."""
+"""Largest number of reads of the effect ledger, each of at most 8 MiB. The limit keeps the export to some seconds."""
 
 FAILURES = (SnaplineError, msgspec.ValidationError)
 
 
 class ExportedScreen(msgspec.Struct, frozen=True):
-    """One screen of the file. `id`: prefix of the ids in it. `epoch`: epoch of the shown snapshot, or 0."""
+    """One screen of the file. `id`: prefix of the ids in the screen. `epoch`: epoch of the snapshot shown, or 0."""
 
     id: str
     name: str
@@ -413,10 +413,10 @@ class ExportedScreen(msgspec.Struct, frozen=True):
 
 
 class FleetExport:
-    """The screens of a running fleet."""
+    """Exports the screens of a running fleet."""
 
     def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
-        """`withheld`: removes contents; None: the file includes them."""
+        """Set the source of the export. `withheld` removes private contents; None: the file includes them."""
         self._calls = calls
         self._snapshot = snapshot
         self._redactor = withheld
@@ -521,7 +521,7 @@ NO_RECOVERIES = (
 
 
 def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
-    """Draw one snapshot, as far as the size limit allows."""
+    """Draw one snapshot, with as many contents as the size limit allows."""
     heading = _title("Snapshot")
     if withheld is not None:
         return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
@@ -544,7 +544,7 @@ def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
 
 
 def _parts(agents: int) -> Iterator[tuple[int, bool]]:
-    """Yield ever smaller numbers of agents shown with contents, and whether messages are shown with contents."""
+    """Yield options of decreasing size: number of agents shown with contents, and whether messages are shown with contents."""
     yield agents, True
     while agents:
         agents //= 2
@@ -561,7 +561,7 @@ def _too_large(kept: int, *, has_messages: bool) -> Markup:
 
 
 async def _screen_or_reason(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
-    """Return a screen, or one with the reason why it is unavailable."""
+    """Return a screen, or a screen with the reason why it is unavailable."""
     try:
         return await make()
     except FAILURES as error:
@@ -593,7 +593,7 @@ article:last-child { border-bottom: 0; }
 
 
 def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
-    """Return the file. `about`: time, source and content, in a sentence or two."""
+    """Return the HTML of the file. `about`: time, source and content of the file in a sentence or two."""
     shown = epoch_of(screens)
     ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
 
@@ -611,7 +611,7 @@ def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Ma
 
 
 def epoch_of(screens: Sequence[ExportedScreen]) -> int:
-    """Return the epoch of the snapshot in the file; 0: none."""
+    """Return the epoch of the snapshot in the file; 0 if the file has no snapshot."""
     return max([each.epoch for each in screens if each.id == SNAPSHOT], default=0)
 
 
@@ -632,7 +632,7 @@ def _head(fleet: str) -> Markup:
 
 
 def _place(href: str, epoch: int) -> str | None:
-    """Return where in the file the target of a view address is."""
+    """Return the id in the file to which an address of the view corresponds; None if the file does not contain the target."""
     parts = urlsplit(href)
     match parts.path.split("/"):
         case ["", ""]:
@@ -653,7 +653,7 @@ def check_free(path: Path, *, is_forced: bool) -> None:
 
 
 def write_file(path: Path, page: str, *, is_forced: bool) -> int:
-    """Write the file atomically, readable by its owner only; return its size in bytes.
+    """Write the file atomically, readable by its owner only; return the file's size in bytes.
 
     Raises:
         UsageError: the file exists already.

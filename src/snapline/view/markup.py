@@ -1,7 +1,7 @@
-"""HTML from values. Anything that is not markup is text, and is escaped, so the content of a fleet cannot inject markup.
+"""Build HTML from values. Values that are not markup are escaped as text, so the content of a fleet cannot inject markup.
 
-Text of a fleet may be hostile. A control character is shown as its picture (␛). A character that reverses, hides or joins text is shown as its
-number (‹202E›), so that an attacker cannot disguise text. A long text is cut, with a note.
+Text from a fleet may be hostile. A control character is shown as its Unicode picture (␛). A character that reverses, hides or joins text is
+shown as its code point (‹202E›), so that an attacker cannot disguise text. A long text is truncated, with a note.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 TEXT_MAX = 10_000
-"""Largest number of characters of one text in a page. The number of the others is shown."""
+"""Largest number of characters of one text in a page. The page shows the number of omitted characters."""
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
@@ -19,7 +19,7 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML and is not escaped."""
 
     __slots__ = ()
 
@@ -29,7 +29,10 @@ Attribute = str | int | bool | None
 
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """Return an element. Attributes: `class_` is `class`, `data_age` is `data-age`; True is written without a value, None and False are left out."""
+    """Return an HTML element.
+
+    The attribute `class_` becomes `class`, `data_age` becomes `data-age`. True is written without a value; None and False are omitted.
+    """
     opening = "".join([_attribute(key, value) for key, value in attributes.items()])
     if name in _VOID:
         return Markup(f"<{name}{opening}>")
@@ -42,7 +45,7 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def shown(text: str, characters_max: int = TEXT_MAX) -> str:
-    """Return the text with invisible characters made visible, and cut."""
+    """Return the text, truncated, with invisible characters made visible."""
     start = text[:characters_max]
     visible = _UNSEEN.sub(_visible, start) if _UNSEEN.search(start) else start
     return visible if len(text) <= characters_max else f"{visible}… {len(text) - characters_max:,} more characters"

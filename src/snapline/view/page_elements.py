@@ -1,11 +1,11 @@
-"""Common elements of pages: frame, sections, tables, links, and trees of values.
+"""Draw the common elements of pages: frame, sections, tables, links, and trees of values.
 
-The frame of every screen is its head, the navigation, and the notice about problems. Links lead only to existing targets: agents stop, and
-snapshots are pruned, while pages still name them.
+The frame of every screen consists of the head, the navigation, and the notice about problems. Links lead only to existing targets, because
+agents stop and snapshots are pruned while pages still name them.
 
-Plain values (states, messages, documents) are shown as a tree that opens and closes. A value may be arbitrarily large and deep, so a tree
-has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, `VALUE_TEXT_MAX` characters of one text. At each limit it
-shows the number of omitted items.
+Plain values (states, messages, documents) are shown as a tree whose branches expand and collapse. A value may be arbitrarily large and
+deep, so a tree has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, `VALUE_TEXT_MAX` characters of one text.
+At each limit the tree shows the number of omitted items.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,24 +25,24 @@ SCREENS = (
 """Id, address and name of each screen of a fleet, in the order of the navigation."""
 
 SPACE_TIME = ("space-time", "/space-time", "Space-time")
-"""Screen of a fleet, or of a trace."""
+"""Id, address and name of the space-time screen, which shows a fleet or a trace."""
 
 ACT = ("act", "/act", "Actions")
-"""Screen for those who may act."""
+"""Id, address and name of the screen for viewers who may run actions."""
 
 SIMULATION = ("simulation", "/simulation", "Simulation")
-"""Screen where reports of simulations are shown."""
+"""Id, address and name of the screen that shows reports of simulations."""
 
 
 class PageHead(msgspec.Struct, frozen=True):
-    """Head of a page, around its screen.
+    """Values for the frame around a screen.
 
     Attributes:
         screen: id of the screen.
-        title: title of the browser's tab.
+        title: title of the browser tab.
         fleet: name of the fleet, if known.
-        events: address of the stream that keeps the page current; "": the page is static.
-        is_signed_in: the viewer has signed in, and may sign out.
+        events: address of the stream that keeps the page current; "" if the page is static.
+        is_signed_in: the viewer has signed in and may sign out.
         screens: available screens, in the order of the navigation.
     """
 
@@ -55,7 +55,7 @@ class PageHead(msgspec.Struct, frozen=True):
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
-    """A whole page."""
+    """Draw a whole page."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -92,7 +92,7 @@ def _top(frame: PageHead) -> Markup:
 
 
 def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
-    """Draw a strip at the top: the page may be out of date."""
+    """Draw a strip at the top of the page which says that the page may be out of date."""
     if not sentence:
         return None
     since = (" What is shown was heard ", age(updated_s), ".") if updated_s else None
@@ -100,13 +100,13 @@ def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
 
 
 def section(id: str, heading: Child, *body: Child, aside: Child = None) -> Markup:
-    """A part of a screen under a heading."""
+    """Draw a part of a screen with a heading."""
     head = tag("div", tag("h2", heading, id=f"{id}-heading"), aside, class_="section-head")
     return tag("section", head, *body, id=id, aria_labelledby=f"{id}-heading")
 
 
 def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id: str | None = None) -> Markup:
-    """Draw a table that scrolls if it is wide. Columns: heading and class."""
+    """Draw a table that scrolls if it is too wide. `columns`: heading and CSS class of each column."""
     heads = [tag("th", name, class_=kind or None, scope="col") for name, kind in columns]
     inner = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", rows), aria_label=label)
     return tag("div", inner, class_="table", tabindex="0", role="region", aria_label=label, id=id)
@@ -116,39 +116,39 @@ def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id
 
 
 KEPT = ("complete", "void")
-"""Statuses of ended epochs that can be viewed until they are forgotten."""
+"""Statuses of ended epochs whose snapshots can be viewed until they are deleted."""
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Possible targets of links. None: link to everything; an exported file removes links to missing targets (`static_markup.py`)."""
+    """Existing targets of links. None: link to everything; the export to a file removes links to missing targets (`html_export.py`)."""
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None
 
     def agent(self, agent: str) -> Child:
-        """Return the agent's name, linked to its page; ids need no escaping."""
+        """Return the agent's name as a link to the agent's page. Agent ids need no escaping."""
         return agent_link(agent) if self.agents is None or agent in self.agents else agent
 
     def epoch(self, epoch: int, words: str = "") -> Child:
-        """Return its number, or `words`, linked to its page."""
+        """Return the epoch's number, or `words`, as a link to the epoch's page."""
         text = words or str(epoch)
         return tag("a", text, href=f"/epochs/{epoch}") if self.epochs is None or epoch in self.epochs else text
 
 
 def agent_link(agent: str) -> Child:
-    """Draw a link to an agent that takes turns."""
+    """Draw a link to the page of an agent."""
     return tag("a", agent, href=f"/agents/{quote(agent)}")
 
 
 class EndedEpoch(msgspec.Struct, frozen=True):
-    """Fields of the history that tell whether an epoch exists."""
+    """Fields of the epoch history that determine whether an epoch still exists."""
 
     epoch: int = 0
     status: str = ""
 
 
 class KeptEpochs(msgspec.Struct, frozen=True):
-    """The document of `snapline snapshot history`; `stored`: epochs in the store; None: unknown."""
+    """Output of `snapline snapshot history`. `stored`: epochs in the store, or None if unknown."""
 
     epochs: tuple[EndedEpoch, ...] = ()
     stored: tuple[int, ...] | None = None
@@ -163,7 +163,7 @@ def shown_epochs(history: dict[str, object] | None) -> frozenset[int]:
 
 
 def restorable_epochs(history: dict[str, object]) -> frozenset[int]:
-    """Return the epochs to which the fleet can go back."""
+    """Return the epochs that the fleet can restore."""
     return frozenset([each.epoch for each in msgspec.convert(history, KeptEpochs).epochs if each.status == "complete"])
 
 
@@ -175,11 +175,11 @@ ITEMS_MAX = 200
 DEPTH_MAX = 24
 VALUE_TEXT_MAX = 2_000
 LINE_MAX = 60
-"""Largest length, in characters, of a small value that is shown in one line."""
+"""Largest length, in characters, of a value that is shown on one line."""
 
 
 def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """Draw the value, with this number of open levels."""
+    """Draw a value as a tree with `open_levels` expanded levels."""
     return tag("div", _Tree(nodes_max).node(value, 0, open_levels), class_="tree")
 
 
@@ -214,7 +214,7 @@ class _Tree:
 
 
 def leaf(value: object) -> Markup:
-    """A value that holds no others."""
+    """Draw a value that contains no other values."""
     match value:
         case None:
             return tag("span", "null", class_="value none")

@@ -1,8 +1,8 @@
-"""The screen *Waiting*: unfinished durable turns, inputs, outputs and their readers, effects and their fates, dead letters.
+"""Draw the screen *Waiting*: unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, dead letters.
 
-The facts are read once for all viewers, at most every few seconds. External output (the ledger of effects, and the newest outputs of each
-topic) is read in parts. Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read fetches a
-limited number of pages. So a long ledger is complete only after several reads; `is_whole` tells.
+The view reads the facts once for all viewers, at most every few seconds. It reads external output (the ledger of effects, and the newest
+outputs of each topic) in parts. Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read
+fetches a limited number of pages. So a long ledger is complete only after several reads; then `is_whole` is true.
 """
 
 import asyncio
@@ -33,23 +33,24 @@ from snapline.view.watch import FleetWatch
 
 
 LEDGER_RECORDS_MAX = 20_000
-"""Largest number of records of the ledger: folding them takes a tenth of a second."""
+"""Largest number of ledger records kept. Computing the effects from this number of records takes a tenth of a second."""
 
 PAGES_MAX = 8
-"""Largest number of pages in one read, of a MiB or 5,000 outputs each: a page takes some ten milliseconds."""
+"""Largest number of pages in one read. A page has at most 1 MiB or 5,000 outputs, and takes about ten milliseconds."""
 
 SEARCH_EPOCHS_FIRST, SEARCH_EPOCHS_STEP = 2, 8
-"""Search for the newest outputs: the last two epochs, then 16, 128, 1024 …, until there are enough outputs."""
+"""First search range for the newest outputs, in epochs, and its growth factor. The search covers 2, 16, 128, 1024 … epochs until enough
+outputs are found."""
 
 OUTPUTS_ENOUGH = 100
-"""Number of outputs among which the newest of each topic are searched."""
+"""Number of outputs that suffice for selecting the newest outputs of each topic."""
 
 NEWEST_MAX, TOPICS_MAX = 10, 50
-"""Largest number of outputs of a topic, and of topics."""
+"""Largest number of outputs shown per topic, and largest number of topics."""
 
 
 class OutputCalls(Protocol):
-    """Calls that this module makes."""
+    """Requests that this module makes to the fleet."""
 
     async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
 
@@ -71,7 +72,7 @@ class EffectLedger:
         """Cached results of `effects` and `open_at` for the current records."""
 
     async def catch_up(self, calls: OutputCalls) -> None:
-        """Read the next pages. SnaplineError."""
+        """Read the next pages of the ledger. Raises SnaplineError."""
         for _ in range(PAGES_MAX):
             try:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
@@ -93,13 +94,13 @@ class EffectLedger:
         self._open.clear()
 
     def effects(self) -> list[Effect]:
-        """Return the effects with their fates, in the order of their requests."""
+        """Return the effects with their outcomes, in the order of their requests."""
         if self._folded is None:
             self._folded = fold(self._records)
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in its cut, with their current fates."""
+        """Return epoch → the effects that were open in the epoch's cut, with their current outcomes."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._records, epoch)
@@ -107,12 +108,12 @@ class EffectLedger:
 
 
 class NewestOutputs(msgspec.Struct, frozen=True):
-    """Newest outputs.
+    """Newest outputs of each topic.
 
     Attributes:
         topics: topic → its newest outputs, oldest first.
         counts: topic → number of outputs found.
-        since: the first epoch searched; 0: all kept epochs were searched.
+        since: the first epoch searched; 0 if all kept epochs were searched.
         is_cut: the search stopped early, at the limit of one read.
     """
 
@@ -123,7 +124,7 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
-    """Return the newest outputs that agents have given, if any are kept. SnaplineError."""
+    """Return the newest outputs that agents have emitted, if any are kept. Raises SnaplineError."""
     epochs_back, before = SEARCH_EPOCHS_FIRST, NewestOutputs()
     while True:
         newest = await _outputs_since(calls, max(0, last_epoch - epochs_back))
@@ -164,13 +165,13 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
 
 
 ROWS_MAX = 100
-"""Largest number of rows of each table: those that most need attention come first."""
+"""Largest number of rows of each table. Rows that most need attention come first."""
 
 NODES_MAX = 40
-"""Largest number of values of one output that are shown."""
+"""Largest number of values shown from one output."""
 
 WORDS_SHOWN = 300
-"""Largest number of characters of an effect's arguments and of its result."""
+"""Largest number of characters shown of an effect's arguments, and of its result."""
 
 TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
@@ -187,8 +188,8 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     """Content of the screen.
 
     Attributes:
-        fleet: state of the fleet; None: it has not answered.
-        is_ledger_whole: `effects` is complete.
+        fleet: state of the fleet; None if the fleet has not answered.
+        is_ledger_whole: the whole ledger has been read, so `effects` is complete.
         targets: agents that have a page.
     """
 
@@ -202,7 +203,7 @@ class WaitingFacts(msgspec.Struct, frozen=True):
 
 
 def pending_work_body(facts: WaitingFacts) -> Markup:
-    """The whole screen."""
+    """Draw the whole screen."""
     return join(
         [tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in pending_work_partials(facts)]]
     )
@@ -331,12 +332,12 @@ def _effects(facts: WaitingFacts) -> Markup:
 
 
 def join_with_space(parts: Sequence[Markup]) -> list[Child]:
-    """Return the parts with blanks between them, where a line may break."""
+    """Return the parts separated by spaces, at which a line may break."""
     return [each for part in parts for each in (part, " ")]
 
 
 def effect_row(each: Effect, targets: Targets) -> Markup:
-    """Draw one effect, for `EFFECT_COLUMNS`."""
+    """Draw one effect as a table row with the columns `EFFECT_COLUMNS`."""
     key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
     about = [
         tag("td", key),
@@ -396,7 +397,7 @@ def _consumers(facts: WaitingFacts) -> Markup | None:
 
 
 def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
-    """Return the number of shown outputs that the consumer has not read, and a mark if a topic may have more."""
+    """Return the number of shown outputs that the consumer has not read, with a mark if a topic may have more unread outputs."""
     position = parse_cursor(consumer.cursor)
     missing, is_more = 0, position.epoch < newest.since
     for topic, outputs in newest.topics.items():
@@ -410,7 +411,7 @@ def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
 
 
 class PendingWorkReader:
-    """Latest known facts. Use it from one event loop."""
+    """Reads and caches the facts of the screen. Use an instance from one event loop only."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
         self._calls = calls
@@ -421,7 +422,7 @@ class PendingWorkReader:
         self._asking = asyncio.Lock()
 
     async def facts(self) -> WaitingFacts:
-        """Return facts not older than a period of the streams. SnaplineError."""
+        """Return facts that are at most one stream period old. Raises SnaplineError."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= RENDER_PERIOD_S:
                 self._facts = await self._ask()
@@ -429,7 +430,7 @@ class PendingWorkReader:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in its cut, with their current fates. SnaplineError."""
+        """Return epoch → the effects that were open in the epoch's cut, with their current outcomes. Raises SnaplineError."""
         async with self._asking:
             await self._ledger.catch_up(self._calls)
             return await asyncio.to_thread(self._ledger.open_at, epochs)

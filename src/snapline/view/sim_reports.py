@@ -1,13 +1,14 @@
-"""Reports of simulations in the given folders, and in no others.
+"""Read the reports of simulations in the given folders. Files in other folders are never read.
 
-    FOLDER/…/result.json      a run, with the files next to it (`sim/report/run_folder.py`)
-    FOLDER/…/shrunk/          its shrunk form
-    FOLDER/…/*-sweep.json     or any other file with the document of a sweep
+    FOLDER/…/result.json      a run, with other files in the same folder (`sim/report/run_folder.py`)
+    FOLDER/…/shrunk/          the run's shrunk form
+    FOLDER/…/*-sweep.json     a sweep; any other file name with the document of a sweep is found, too
 
-A report may come from anyone: files are read up to a size, a packed trace is measured before it is unpacked, nothing is executed, all content is
-shown as text, and its page and pictures are made anew. An address is a path below a given folder; links out of the folder are rejected.
+Reports are untrusted. Files are read up to a size limit, and the size of a packed trace is checked before it is used. Nothing is executed,
+all content is shown as text, and the page and pictures are generated anew. An address is a path below a given folder; links out of the
+folder are rejected.
 
-Missing values of a document get a neutral default.
+Values that are missing in a document get a neutral default.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FoundViolation(msgspec.Struct, frozen=True):
-    """A guarantee that did not hold."""
+    """A guarantee that was violated in a run."""
 
     oracle: str = ""
     guarantee: str = ""
@@ -39,7 +40,7 @@ class FoundViolation(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """Fields of a `result.json` that a list shows."""
+    """Fields of a `result.json` that the list of runs shows."""
 
     kind: str
     name: str
@@ -61,19 +62,19 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def oracles(self) -> str:
-        """Oracles that found it."""
+        """Return the names of the oracles that found the problem."""
         return ", ".join(dict.fromkeys([f"{each.guarantee} {each.oracle}".strip() for each in self.violations]))
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    """A run's folder that was found.
+    """A run whose folder was found.
 
     Attributes:
-        place: address below `/simulation/…`: the number of the given folder, and the path from there.
-        written_s: time of the file, in seconds since 1970.
+        place: address below `/simulation/…`, which consists of the number of the given folder and the path below that folder.
+        written_s: modification time of the file, in seconds since 1970.
         protocol: name of the protocol, or the fleet's own module.
-        shrunk: address of the shrunk form, or "".
-        of: address of the run that this one was shrunk from, or "".
+        shrunk: address of the run's shrunk form, or "".
+        of: address of the run from which this run was shrunk, or "".
     """
 
     place: str
@@ -85,7 +86,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class SweepFound(msgspec.Struct, frozen=True):
-    """Common finding of some seeds of a sweep."""
+    """A finding that several seeds of a sweep have in common."""
 
     verdict: str = ""
     oracle: str = ""
@@ -97,7 +98,7 @@ class SweepFound(msgspec.Struct, frozen=True):
 
 
 class SweepFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline sim sweep -o json`."""
+    """Output of `snapline sim sweep -o json`."""
 
     kind: str
     name: str
@@ -114,7 +115,7 @@ class SweepFacts(msgspec.Struct, frozen=True):
 
 
 class FoundSweep(msgspec.Struct, frozen=True):
-    """A sweep's file that was found; fields as in `FoundRun`."""
+    """A sweep whose file was found. Fields are as in `FoundRun`."""
 
     place: str
     facts: SweepFacts
@@ -122,12 +123,13 @@ class FoundSweep(msgspec.Struct, frozen=True):
 
 
 class FoundReports(msgspec.Struct, frozen=True):
-    """Reports in the folders.
+    """All reports found in the folders.
 
     Attributes:
         runs, sweeps: newest first.
-        is_cut: the search reached a limit. older: number of runs found but not read.
-        unreadable: number of files that are damaged or not reports of this release.
+        is_cut: the search reached a limit.
+        older: number of runs found but not read.
+        unreadable: number of files that are damaged or are not reports of this release.
     """
 
     runs: tuple[FoundRun, ...] = ()
@@ -142,19 +144,20 @@ _Known = TypeVar("_Known")
 RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
 COMPANION_FILES = ("timeline.json", "choices.json")
 FLEET_FILES = frozenset({"coordinator.json", "launcher.lock"})
-"""Files that identify the folder of a fleet, which is skipped: its store has thousands of files and no report."""
+"""Files that identify the folder of a fleet. Such a folder is skipped, since its store has thousands of files and no report."""
 
 DEPTH_MAX, ENTRIES_MAX = 5, 50_000
-"""Largest number of levels below a given folder, and of directory entries read in all: about a second."""
+"""Largest number of levels below a given folder, and of directory entries read in all. Reading this number of entries takes about a
+second."""
 
 RUNS_MAX, SWEEPS_MAX = 500, 100
-"""Largest numbers of listed runs and sweeps, the newest; each must be read."""
+"""Largest numbers of runs and sweeps listed, the newest ones. The limits bound the time, since each file must be read."""
 
 FILE_BYTES_MAX = 16 << 20
-"""Largest size of a document. A sweep's has some 100 KiB, a result's a MiB at most."""
+"""Largest size of a document. The document of a sweep has some 100 KiB; the result of a run has 1 MiB at most."""
 
 TRACE_BYTES_MAX = 128 << 20
-"""Largest size of a trace, unpacked: a million events. A larger file is not unpacked further."""
+"""Largest unpacked size of a trace, about a million events. Unpacking a larger file stops at this size."""
 
 CONFIG_BYTES_MAX = 1 << 20
 STEPS_BYTES_MAX = 1 << 20
@@ -164,7 +167,7 @@ class SimReports:
     """Reads the folders. All methods block: call them in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raise UsageError if one is no folder."""
+        """Set the folders to search; raise UsageError if one of the paths is not a folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"--reports {folder} is no folder")
@@ -175,7 +178,7 @@ class SimReports:
     # ---- lists ---------------------------------------------------------------------------------------------------
 
     def found(self) -> FoundReports:
-        """Runs and sweeps, newest first."""
+        """Return the runs and sweeps, newest first."""
         results: list[tuple[float, int, Path]] = []
         documents: list[tuple[float, int, Path]] = []
         is_cut = False
@@ -198,7 +201,7 @@ class SimReports:
         )
 
     def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
-        """Read the head of a run; None: it is unreadable."""
+        """Read the head of a run; return None if the file is unreadable."""
         folder, written_ns = path.parent, int(written_s * 1e9)
         known = self._heads.get(path)
         if known is None or known[0] != written_ns:
@@ -242,7 +245,7 @@ class SimReports:
     # ---- one report -------------------------------------------------------------------------------------------------
 
     def path_of(self, place: str) -> Path:
-        """Return the path for an address. NotFoundError: no such file in the folders."""
+        """Return the path for an address. Raises NotFoundError if the folders contain no such file."""
         number, _, relative = place.partition("/")
         if (
             not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
@@ -259,7 +262,7 @@ class SimReports:
         return path
 
     def run(self, place: str) -> FoundRun:
-        """The head of one run. NotFoundError, UsageError."""
+        """Return the head of one run. Raises NotFoundError, UsageError."""
         folder = self.path_of(place)
         result = folder / RESULT
         if not result.is_file():
@@ -269,7 +272,7 @@ class SimReports:
         return self._read_head(result.stat().st_mtime, number, folder) if summary is None else summary
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """Return one run. A recording that is too large is replaced by a sentence. NotFoundError, UsageError."""
+        """Return one run. A sentence replaces a recording that is too large. Raises NotFoundError, UsageError."""
         from snapline.sim.report.run_folder import StoredRun, read_choices, read_recording, read_result
         from snapline.sim.scenario import parse_scenario
 
@@ -290,7 +293,7 @@ class SimReports:
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
     def sweep(self, place: str) -> FoundSweep:
-        """Return one sweep. NotFoundError, UsageError."""
+        """Return one sweep. Raises NotFoundError, UsageError."""
         path = self.path_of(place)
         summary = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
@@ -300,13 +303,13 @@ class SimReports:
         return summary
 
     def steps(self, place: str) -> str:
-        """Return the log of shrinking; "" if it was not recorded."""
+        """Return the log of shrinking; "" if no log was recorded."""
         path = self.path_of(place) / STEPS
         return _text(path, STEPS_BYTES_MAX) if os.path.lexists(path) else ""
 
 
 class _Walk:
-    """Walk through one folder, up to a number of entries. `is_cut`: the limit was reached."""
+    """Walks through one folder, up to a limit of entries. `is_cut`: the limit was reached."""
 
     def __init__(self, root: Path) -> None:
         self.is_cut = False
@@ -314,7 +317,10 @@ class _Walk:
         self._left = ENTRIES_MAX
 
     def documents(self) -> Iterator[tuple[Path, float]]:
-        """Yield possible reports with their modification times; for the folder of a run, only the result. Links are not followed."""
+        """Yield possible reports with their modification times.
+
+        In the folder of a run, only the result is reported. Links are not followed.
+        """
         while self._waiting:
             folder, depth = self._waiting.pop()
             entries = self._entries(folder)
@@ -351,7 +357,7 @@ def _is_document(name: str, names: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """Decode a report. UsageError: the file is not a report. NotFoundError: it does not exist."""
+    """Decode a report. Raises UsageError if the file is not a report, NotFoundError if the file does not exist."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -375,7 +381,7 @@ def _text(path: Path, size_max: int) -> str:
 
 
 def _check_file(path: Path, size_max: int) -> None:
-    """Check that a file is regular, not a link or a pipe, and not larger than `size_max`."""
+    """Check that a file is a regular file, not a link or a pipe, and not larger than `size_max`."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -387,7 +393,7 @@ def _check_file(path: Path, size_max: int) -> None:
 
 
 def _fits(packed: Path) -> bool:
-    """Return whether an unpacked trace is small enough. Unpacks it: the size in its header may be wrong."""
+    """Return whether the unpacked trace is small enough. The function unpacks the trace, since the size in the header may be wrong."""
     bytes_left = TRACE_BYTES_MAX
     try:
         with gzip.open(packed) as stream:

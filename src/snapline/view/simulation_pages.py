@@ -1,14 +1,15 @@
-"""Pages of simulation reports: runs, sweeps, and a failing run next to its shrunk form.
+"""Serve the pages of simulation reports: runs, sweeps, and a failing run next to its shrunk form.
 
-GET  /simulation                          the reports in the folders
+GET  /simulation                          list of the reports in the folders
 GET  /simulation/runs/{place}             one run
 GET  /simulation/pairs/{place}            a failing run next to its shrunk form
 GET  /simulation/sweeps/{place}           one sweep
-GET  /simulation/reports/{place}          the run's report, generated anew, as a page of its own
-GET  /simulation/pictures/{kind}/{place}  its timeline, or its space-time diagram
+GET  /simulation/reports/{place}          the run's report, newly generated, as a separate page
+GET  /simulation/pictures/{kind}/{place}  the run's timeline or space-time diagram
 
-The screen *Simulation* has the runs and sweeps in the folders of reports. A sweep shows its failures by oracle; a run its evidence, faults,
-timeline and space-time diagram. Files are read in a thread, one at a time: drawing a run takes half a second.
+The screen *Simulation* lists the runs and sweeps in the folders of reports. The page of a sweep shows failures by oracle. The page of a run
+shows the evidence, the faults, the timeline and the space-time diagram. A thread reads one file at a time, since drawing a run takes half a
+second.
 """
 
 import asyncio
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 PLACE = "/simulation"
 
 ROWS_MAX = 200
-"""Largest number of runs in the table; a search finds the others."""
+"""Largest number of runs in the table. Viewers search for the others."""
 
 FINDINGS_MAX, PROBES_MAX = 100, 200
 
 WHY_MAX = 300
-"""Largest number of characters of the evidence in a table; the run's page has the rest."""
+"""Largest number of characters of evidence shown in a table. The run's page shows all of the evidence."""
 
 RUN_COLUMNS = (
     *(("Run", ""), ("Seed", "number"), ("Verdict", ""), ("Protocol or fleet", ""), ("Virtual time", "number")),
@@ -60,25 +61,25 @@ FINDING_COLUMNS = (
 
 
 class RunSearch(msgspec.Struct, frozen=True):
-    """Search for runs. `text`: part of a name, a protocol, an oracle or the evidence; `verdict`: exact match; "": all."""
+    """Search for runs. `text` matches part of a name, protocol, oracle or evidence; `verdict` matches exactly; "" matches all runs."""
 
     text: str = ""
     verdict: str = ""
 
     def finds(self, run: FoundRun) -> bool:
-        """Return whether the run is one of them."""
+        """Return whether the run matches the search."""
         searched = f"{run.head.name} {run.head.seed} {run.protocol} {run.head.oracles} {run.head.why}".casefold()
         return self.text.casefold() in searched and self.verdict in ("", run.head.verdict)
 
 
 def verdict_pill(verdict: str) -> Markup:
-    """A verdict as a word with a colour, and its meaning."""
+    """Draw a verdict as a coloured word with an explanation."""
     meaning = VERDICTS.get(verdict)
     return tag("span", verdict or "unknown", class_=f"pill {tone_of('verdict', verdict)}", title=meaning)
 
 
 def address(kind: str, place: str) -> str:
-    """Return the address of a page below the screen."""
+    """Return the address of the page for one report."""
     return f"{PLACE}/{kind}/{quote(place)}"
 
 
@@ -166,7 +167,7 @@ def _run(each: FoundRun) -> Markup:
 
 
 def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
-    """Draw one sweep; `runs`: runs with reports, to which seeds link."""
+    """Draw one sweep. `runs`: runs with reports; the seeds of these runs link to them."""
     facts = sweep.facts
     about = [plural(facts.runs, "run"), f"{facts.elapsed_s:.1f} s", *(["stopped"] if facts.is_stopped else [])]
     title = tag(
@@ -229,10 +230,10 @@ def _back() -> Markup:
 
 
 VIOLATIONS_MAX, FAULTS_MAX, NUMBERS_MAX = 50, 200, 300
-"""Largest number of rows of each list: `result.json` has all."""
+"""Largest number of rows of each list. The file `result.json` contains all rows."""
 
 STEPS_MAX = 150
-"""Largest number of shown steps of shrinking."""
+"""Largest number of shrinking steps that are shown."""
 
 WORDS_MAX = 4_000
 """Largest number of characters of one text, such as a traceback."""
@@ -246,7 +247,7 @@ PAIR_COLUMNS = (("", "half"), ("As found", "half"), ("Shrunk", "half"))
 
 
 def run_body(found: FoundRun, run: "StoredRun", too_large: str) -> Markup:
-    """Draw the page of one run; `too_large`: why it has no space-time diagram."""
+    """Draw the page of one run. `too_large`: reason why the page has no space-time diagram."""
     result = run.result
     return join(
         [
@@ -326,7 +327,7 @@ def _evidence(result: "Result") -> Markup:
 
 
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
-    """Draw a picture that a browser loads on demand, scrolled to the end of the run, where inspection begins."""
+    """Draw a picture that a browser loads on demand. The picture is scrolled to the end of the run, where readers look first."""
     source = address(f"pictures/{kind}", found.place)
     description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; opened separately it has tooltips"
     drawn = tag("a", tag("img", src=source, alt=description, loading="lazy"), href=source)
@@ -399,7 +400,7 @@ def _again(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "StoredRun", steps: str) -> Markup:
-    """Draw a failing run, and the smallest that was found in which the same oracle fails."""
+    """Draw a failing run next to the smallest run found in which the same oracle fails."""
     title = tag(
         "div",
         *(tag("h1", f"{before.result.name}, shrunk"), verdict_pill(after.result.verdict)),
@@ -504,7 +505,7 @@ def _differences(before: str, after: str) -> Markup:
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value with its dotted key, such as `fleet.agents`; list items by their number."""
+    """Yield each value with its dotted key, such as `fleet.agents`. The key of a list item contains the item's index."""
     match value:
         case Mapping() if value:
             for key, item in value.items():
@@ -534,22 +535,22 @@ _Found = TypeVar("_Found")
 OWN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Policy of reports and pictures, which are generated here with inline styles and without scripts."""
+"""Content security policy of reports and pictures, which this module generates with inline styles and without scripts."""
 
 OWN_HEADERS = {**HEADERS, "Content-Security-Policy": OWN_POLICY}
 
 EVENTS_MAX = 2_000
-"""Largest number of events of a diagram, as in `report.html`: more make a browser slow."""
+"""Largest number of events in a diagram, the same as in `report.html`. More events would make a browser slow."""
 
 RUNS_KEPT = 4
-"""Number of cached runs: a page, its pictures, and those of its shrunk form are requested one after the other."""
+"""Number of cached runs. A browser requests a page, its pictures and the pictures of the shrunk form one after the other."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Page = Callable[[str, str, Markup], Response]
 
 
 class SimulationPages:
-    """Answers requests; `page` puts the frame around a screen: id, title, body. Use it from one event loop."""
+    """Answers requests. `page(id, title, body)` wraps a screen in the page frame. Use an instance from one event loop only."""
 
     def __init__(self, reports: SimReports, page: Page) -> None:
         self._reports = reports
@@ -558,7 +559,7 @@ class SimulationPages:
         self._stored: dict[tuple[str, float], tuple[StoredRun, str]] = {}
 
     def routes(self) -> dict[str, Handler]:
-        """Return the handlers, by address."""
+        """Return the request handlers by address."""
         return {
             PLACE: self.show,
             f"{PLACE}/runs/{{place:path}}": self.show_run,
@@ -569,7 +570,7 @@ class SimulationPages:
         }
 
     async def show(self, request: Request) -> Response:
-        """Show the reports."""
+        """Show the list of reports."""
         search = RunSearch(request.query_params.get("q", "").strip(), request.query_params.get("verdict", ""))
         reports = await self._read(self._reports.found)
         return self._page("simulation", "Simulation", simulation_body(reports, search, self._reports.names))
@@ -607,7 +608,7 @@ class SimulationPages:
         return self._page("simulation", "A sweep", await self._read(read))
 
     async def serve_report(self, request: Request) -> Response:
-        """Return a generated report, not the file next to the run, which may come from anyone."""
+        """Return a newly generated report. The report file in the run's folder is not served, because it may be untrusted."""
         place = request.path_params["place"]
 
         def read() -> str:
@@ -618,7 +619,7 @@ class SimulationPages:
         return HTMLResponse(await self._read(read), headers=OWN_HEADERS)
 
     async def serve_picture(self, request: Request) -> Response:
-        """Return one of its pictures."""
+        """Return one picture of a run."""
         kind, place = request.path_params["kind"], request.path_params["place"]
         return Response(
             await self._read(lambda: self._draw(kind, place)), media_type="image/svg+xml", headers=OWN_HEADERS
@@ -638,7 +639,7 @@ class SimulationPages:
         return draw_run(run.recording, run.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
 
     def _run(self, place: str) -> "tuple[FoundRun, tuple[StoredRun, str]]":
-        """Return one run, read once until it changes."""
+        """Return one run. The run is cached until its files change."""
         summary = self._reports.run(place)
         key = (summary.place, summary.written_s)
         if key not in self._stored:

@@ -1,6 +1,6 @@
-"""The screen *Space-time*: events and messages of agents, in a picture whose events can be opened.
+"""Draw the screen *Space-time*: a picture of the agents' events and messages. Viewers can open each event.
 
-`SpaceQuery` is the requested window of events, as written in the addresses of pages, pictures and links.
+`SpaceQuery` is the requested window of events, encoded in the addresses of pages, pictures and links.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ from snapline.view.page_streams import Partial, notices
 PAGE = "/space-time"
 
 COUNTS = (60, 120, 240, 480)
-"""Numbers of events that may be shown without zooming."""
+"""Numbers of events that viewers can choose to show."""
 
 COUNT = 120
-"""Number of events that fit the width of a screen."""
+"""Default number of events, which fit the width of a screen."""
 
 SHOWN_MAX = 1_000
-"""Largest number of events of one page: more are unreadable, and a page of megabytes."""
+"""Largest number of events on one page. More events would be unreadable, and the page would have megabytes."""
 
 Source = Literal["live", "trace"]
 
@@ -52,9 +52,9 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     Attributes:
         source: the running fleet, or the trace that the view was started with.
-        held: number of a held snapshot of the fleet; 0: the current one.
-        agents: names, or parts of names; none: the busiest agents.
-        first, end: positions; None: the last `count` events.
+        held: number of a held snapshot of the fleet's events; 0 for the current events.
+        agents: names or parts of names; if empty, the busiest agents are shown.
+        first, end: positions of the window; None for the last `count` events.
         event: position of the chosen event.
     """
 
@@ -68,7 +68,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
     event: int | None = None
 
     def address(self, path: str = PAGE, fragment: str = "") -> str:
-        """Return the address where this is shown."""
+        """Return the address of the page that shows this window."""
         parameters = {
             "source": self.source if self.source != "live" else None,
             "held": self.held or None,
@@ -84,11 +84,11 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Return whether it goes on while it is viewed."""
+        """Return whether the window moves on while it is viewed."""
         return self.source == "live" and not self.held
 
     def window(self, event_log: EventLog) -> Window:
-        """Return the window to be shown.
+        """Return the window of events to show.
 
         Raises:
             UsageError: the window is empty, or larger than a page.
@@ -104,21 +104,21 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         return narrowed(event_log, Window(self.rows, lanes, first, end))
 
     def at(self, window: Window) -> "SpaceQuery":
-        """Return the same with this window."""
+        """Return a copy of this query with the given window."""
         return replace(self, first=window.first, end=window.end)
 
 
 def narrowed(event_log: EventLog, window: Window) -> Window:
-    """Return the last events of it, if it has more than a page may have."""
+    """Return the window, limited to its last events if it has more events than a page may show."""
     shown = event_log.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
 
 
 def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
-    """Return the query of a request; `sources`: sources of this view, the default first.
+    """Parse the query of a request. `sources`: sources of this view, the default source first.
 
     Raises:
-        UsageError: this view does not have these sources or rows.
+        UsageError: this view does not have the requested source or rows.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]
@@ -151,24 +151,31 @@ def _number(given: QueryParams, name: str) -> int | None:
 
 
 LISTED_MAX = 200
-"""Largest number of events in the list next to the picture: the newest."""
+"""Largest number of events in the list next to the picture, which shows the newest events."""
 
 CLOCK_MAX = 100
-"""Largest number of entries of a clock."""
+"""Largest number of entries shown of a vector clock."""
 
 BOXES_MAX = 48
-"""Largest number of agents with a checkbox: the busiest."""
+"""Largest number of agents with a checkbox; the busiest agents are chosen."""
 
 
 class SpaceFacts(msgspec.Struct, frozen=True):
     """Content of the screen.
 
     Attributes:
-        query: the request. sources: sources of this view.
-        chosen: the described event. epochs: cuts in which its message was in transit. content: content of that message, if known.
+        query: the request.
+        sources: sources of this view.
+        chosen: the event that is described in detail.
+        epochs: epochs in whose cuts the chosen event's message was in transit.
+        content: content of that message, if known.
         sampled: every N-th message of each channel was traced.
-        silent: hosts that do not report. is_missing: hosts had more events than they reported. left_out: omitted first events of a trace.
-        trace: name of the trace. held: number of the held snapshot. targets: epochs that have a page.
+        silent: hosts that do not report.
+        is_missing: some hosts had more events than they reported.
+        left_out: number of omitted events at the beginning of a trace.
+        trace: name of the trace.
+        held: number of the held snapshot.
+        targets: epochs that have a page.
     """
 
     query: SpaceQuery
@@ -188,7 +195,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
 
 def space_body(facts: SpaceFacts) -> Markup:
-    """The whole screen."""
+    """Draw the whole screen."""
     return join([_title(facts), notices(), _form(facts), space_results(facts)])
 
 
@@ -212,7 +219,7 @@ def space_pieces(facts: SpaceFacts) -> list[Partial]:
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
-    """Return the query for exactly the shown events: a held snapshot of the fleet."""
+    """Return the query for exactly the events shown; for a running fleet it names a held snapshot."""
     query = facts.query.at(facts.window)
     return replace(query, held=facts.held) if query.source == "live" else query
 
@@ -282,7 +289,7 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
 
 
 def _choice_of_agents(facts: SpaceFacts) -> Markup:
-    """Draw checkboxes for the busiest agents, which may change in a running fleet."""
+    """Draw checkboxes for the busiest agents. The selection may change in a running fleet."""
     chosen = facts.query.agents
     boxes = [
         tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in chosen), agent)
@@ -300,7 +307,7 @@ def _busiest(event_log: EventLog) -> list[str]:
 
 
 def _about(facts: SpaceFacts) -> Markup:
-    """Draw links around the window, and what it omits."""
+    """Draw links to neighbouring windows, and notes on omitted events."""
     links = tag("nav", _moves(facts), aria_label="Window", class_="moves")
     return tag("div", links, [tag("p", note, class_="quiet") for note in _notes(facts)], id="about")
 
@@ -344,7 +351,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Return the centre for zooming in: the chosen event, if it is in the window."""
+    """Return the centre for zooming in, which is the chosen event if it is in the window."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
@@ -441,7 +448,7 @@ def _value(value: object) -> Child:
 
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    """Return the epoch that its agent had recorded last by then, if known."""
+    """Return the epoch that the event's agent had recorded last at that moment, if known."""
     agent = getattr(facts.event_log.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
         traced = facts.event_log.events[earlier]
@@ -469,13 +476,13 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
 
 
 def _own(row: str, chosen: ChosenEvent) -> str:
-    """The entry of its own row, in its present life."""
+    """Return the vector clock entry of the event's own row, in the row's current incarnation."""
     lives = [name for name in chosen.clock if name == row or name.startswith(f"{row}#")]
     return lives[-1] if lives else row
 
 
 def _neighbours(facts: SpaceFacts, position: int) -> Child:
-    """Draw links to the other end of a message, and along the row."""
+    """Draw links to the other end of the event's message, and to neighbouring events of the row."""
     event_log, window, query = facts.event_log, facts.window, still(facts)
     row = event_log.row_at(position, window.rows)
     own = [each for each in event_log.shown(window) if event_log.row_at(each, window.rows) == row]
@@ -496,7 +503,7 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
 
 
 def _around(event_log: EventLog, window: Window, position: int) -> Window:
-    """A window of the same size, with this event in its middle."""
+    """Return a window of the same size with this event in its middle."""
     half = max(1, len(event_log.shown(window)) // 2)
     bare = replace(window, first=position, end=position + 1)
     return event_log.moved(bare, first=-half, end=half)

@@ -1,17 +1,17 @@
-"""The view's HTTP server: pages, streams of their changes, our own files. The screens decide on the content.
+"""HTTP server of the view: pages, streams of their changes, and static files. The modules of the screens produce the content.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
-    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with them (`action_requests.py`)
+    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with actions enabled (`action_requests.py`)
     GET  /space-time, /space-time.svg, …     events of the fleet and of a trace (`space_time_requests.py`)
-    GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
+    GET  /events/fleet, /events/waiting      server-sent events `[[id, html], …]`: the page's elements to replace
     GET  /static/{file}                      style, script, icon
-    GET  /sign-in; POST /sign-in, /sign-out  with the token, if one is required
+    GET  /sign-in; POST /sign-in, /sign-out  sign in with the token, if one is required, and sign out
     GET  /simulation, /simulation/…          reports of simulations, if there are any (`simulation_pages.py`)
     GET  /health                             200 while this process answers
 
-All other requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
+Apart from the actions, requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
 
-`serve` is the view's process: one client, one server, until it is stopped.
+`serve` runs the view's process, with one client and one server, until the process is stopped.
 """
 
 import asyncio
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 KEEP_ALIVE_S = 15.0
-"""Time between keep-alives of a stream: proxies close silent connections."""
+"""Time between keep-alive events of a stream. Proxies close connections on which nothing is sent."""
 
 WRONG_S = 0.5
-"""Delay before a wrong token is answered."""
+"""Delay before the answer to a wrong token."""
 
 DESCRIBE_S = 5.0
-"""Longest wait for a host to describe an agent: a viewer waits for the page."""
+"""Longest wait for a host to describe an agent. The wait is short because a viewer waits for the page."""
 
 LIVE_S, SAVED_S = 1.0, 3.0
-"""Longest waits for an agent's live state, which is available at the end of a turn, and for its state in the newest snapshot."""
+"""Longest waits for an agent's live state, which is available at the end of a turn, and for the agent's state in the newest snapshot."""
 
 CUTS_KEPT = 2
 
@@ -73,9 +73,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: token for signing in; "": everyone on this machine may read. `operators`: None: actions are disabled.
+    """Answers requests. `token`: token for signing in; if "", everyone on this machine may read. `operators` None: actions are disabled.
 
-    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: no fleet, only traces and reports.
+    `trace`: a trace file, or a folder with traces of hosts. `reports`: folders with reports of simulations. `calls` None: there is no
+    fleet, only traces and reports.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class View:
         self._files["view.css"] += style(RULES + EVENT_RULES).encode()
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the ASGI application."""
         routes = [
             Route("/static/{file}", self._serve_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
@@ -146,7 +147,7 @@ class View:
         ]
 
     def _screens(self) -> tuple[tuple[str, str, str], ...]:
-        """Return the screens that exist for the current viewer."""
+        """Return the screens that the current viewer can open."""
         screens = [*SCREENS, SPACE_TIME] if self._has_fleet else [SPACE_TIME] if self._has_trace else []
         if self._operators is not None and self._operators.offers(self._watch.last.facts):
             screens.append(ACT)
@@ -161,7 +162,7 @@ class View:
         return SimulationPages(SimReports(reports), self._page)
 
     async def close(self) -> None:
-        """Stop asking the fleet."""
+        """Stop sending requests to the fleet."""
         if self._acting is not None:
             await self._acting.close()
         await self._watch.close()
@@ -204,7 +205,7 @@ class View:
 
     def _sign_in_page(self, wrong: str = "", status: int = 200) -> Response:
         field = tag("input", type="password", name="token", autocomplete="current-password", required=True, id="token")
-        # Password managers want a user name.
+        # Password managers need a user name.
         user = tag("input", name="user", value="snapline", autocomplete="username", hidden=True)
         form = tag("form", tag("label", "Token", for_="token"), user, field, tag("button", "Sign in"), method="post")
         notice = tag("p", wrong, class_="strip bad", role="alert") if wrong else None
@@ -238,7 +239,7 @@ class View:
         return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
 
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
-        """Return the live state, else that of the newest snapshot; with the reason if the live one, or both, are unavailable."""
+        """Return the live state, or else the state in the newest snapshot, and the reason if the live state or both are unavailable."""
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
         except SnaplineError as error:
@@ -301,7 +302,7 @@ class View:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _shown_epochs(self) -> frozenset[int]:
-        """Return the epochs that can be shown; none if the fleet does not answer."""
+        """Return the epochs that have a page; no epochs if the fleet does not answer."""
         if not self._has_fleet:
             return frozenset()
         try:
@@ -310,7 +311,7 @@ class View:
             return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
-        """Return the cut, from a cache: typing into a search requests the same cut repeatedly."""
+        """Return the cut. Cuts are cached, because typing into a search field requests the same cut repeatedly."""
         if snapshot not in self._cuts:
             cut = cut_of(await self._calls.snapshot_at(snapshot))
             while len(self._cuts) >= CUTS_KEPT:
@@ -403,17 +404,17 @@ async def serve(
     trace: Path | None = None,
     reports: Sequence[Path] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints the address.
+    """Serve the view until SIGINT or SIGTERM arrives. The function prints the view's address.
 
     Args:
-        may_act: allow actions of operators.
-        folder: folder of the fleet, if it is on this machine.
-        trace: a trace to show in addition.
+        may_act: whether operators may run actions.
+        folder: folder of the fleet, if the folder is on this machine.
+        trace: trace to show in addition to the fleet.
         reports: folders with reports of simulations.
 
     Raises:
         UsageError: the process cannot listen on the address, or one of `reports` is not a folder.
-        CoordinatorUnavailableError: no coordinator answers there.
+        CoordinatorUnavailableError: no coordinator answers at the address.
     """
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
@@ -421,7 +422,7 @@ async def serve(
 
 
 async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
-    """Serve without a fleet: a trace, reports of simulations, or both."""
+    """Serve the view without a fleet: a trace, reports of simulations, or both."""
     await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
 
