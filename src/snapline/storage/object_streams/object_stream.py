@@ -1,28 +1,29 @@
-"""An object stream: entries by name and objects by digest, for programs that repeatedly save nearly the same state.
+"""An object stream stores named entries and objects found by digest, for programs that repeatedly save nearly the same state.
 
-The problem. A program saves its state after every step, and most of the state has not changed. It should pay only for the changes.
-After a crash each step must exist whole or not at all. Many threads save, and old steps are deleted.
+The problem: a program saves its state after every step, and most of the state has not changed. The program should store only the changes.
+After a crash each step must be stored completely or not at all. Many threads save at once, and old steps are deleted.
 
-A **commit** adds and names objects, all or nothing. It is one record at the end of a log (`segments.py`), durable when
-`commit` returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (see the index below).
-Changes that arrive while a commit is being written go into the next one, so many threads share one `fdatasync`.
+A **commit** adds and names objects atomically. A commit is one record at the end of a log (`segments.py`), durable when `commit`
+returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (see the index below).
+Changes that arrive while a commit is being written go into the next commit, so many threads share one `fdatasync`.
 
-**One process at a time.** On a file system a lock ensures this: a second process is refused. On an object store nothing prevents it beforehand.
-If two processes begin the same segment, one succeeds and the other is refused from then on. A forked child must not write.
+**One process at a time.** On a file system a lock ensures that one process writes: a second process is refused. On an object store no lock
+exists. If two processes begin the same segment there, one succeeds and the other is refused from then on. A forked child must not write.
 
-**Compaction.** Segments that are half dead, and many small ones, are rewritten into a new segment. The header of the new segment replaces
-them, and then they are removed. The removal of a name is kept as long as an older segment exists.
+**Compaction.** Segments with many dead bytes, and many small segments, are rewritten into a new segment. The header of the new segment
+replaces the old segments, which are then removed. The removal of a name is kept as long as an older segment exists.
 
 The caller's duties:
 
 1. An object refers only to objects in the stream or in the same change.
-2. A caller that gets `StaleReferenceError`, because the last name of an object was removed meanwhile, adds the object again.
+2. A caller may get `StaleReferenceError`, because the last name of an object was removed meanwhile. Such a caller adds the object again.
 
-Carries G11 (every byte is checked against a digest before it is used).
+This module carries G11 (every byte is checked against a digest before it is used).
 
-**The index** is in memory: entries by path and name, objects by digest, and their references. Pure: the index reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
-older ones, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once.
-Its bytes are dead until compaction rewrites their segment.
+**The index** is in memory: entries by path and name, objects by digest, and their references. The index is pure: it reads no file and takes
+no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older objects, whose digests they
+contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once. The object's bytes
+are dead until compaction rewrites their segment.
 """
 
 import contextlib
@@ -55,13 +56,13 @@ from snapline.storage.object_streams.segments import (
 from snapline.storage.store.store import Store
 
 LINE_BYTES = 64
-"""Approximate cost of an object in addition to its bytes: its line in the commit."""
+"""Approximate storage cost of an object in addition to its bytes: its line in the commit."""
 
 Path = tuple[str, ...]
 
 
 class StoredObject(msgspec.Struct, gc=False):
-    """Place of an object; `count` is the number of entries and live objects that refer to it."""
+    """Place of a stored object. `count` is the number of entries and live objects that refer to the object."""
 
     segment: int
     offset: int
@@ -70,14 +71,14 @@ class StoredObject(msgspec.Struct, gc=False):
 
 
 class SegmentSize(msgspec.Struct, gc=False):
-    """Length of a segment, and how much of it is dead."""
+    """Length of a segment, and the number of its bytes that are dead."""
 
     size_bytes: int
     dead_bytes: int = 0
 
 
 class ObjectStreamIndex:
-    """Index of an object stream.
+    """In-memory index of an object stream.
 
     Attributes:
         objects: stored objects by digest.
@@ -91,17 +92,17 @@ class ObjectStreamIndex:
         self.segments: dict[int, SegmentSize] = {}
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the object with this name."""
+        """Return the digest of the object with this name, or None."""
         return self.entries.get(path[0], {}).get(path, {}).get(name)
 
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
-        """Apply a durable commit whose objects begin at `offset`. All its references are counted before any is released."""
+        """Apply a durable commit whose objects begin at `offset`. All references of the commit are counted before any is released."""
         for line in contents.objects:
             self._add(StoredObject(segment, offset, line))
             offset += line.stored_bytes
         released = [self._set(entry) for entry in contents.entries]
         self._release(digest for digest in released if digest is not None)
-        for line in contents.objects:  # An object may never have got a name, or may have lost it in the same commit.
+        for line in contents.objects:  # An object may have no name, or may lose its name in the same commit.
             stored = self.objects.get(line.digest)
             if stored is not None and not stored.count:
                 self._forget([line.digest])
@@ -121,7 +122,7 @@ class ObjectStreamIndex:
             self.objects[digest].count += 1
 
     def _set(self, entry: EntryLine) -> bytes | None:
-        """Return the previous digest of the name."""
+        """Set the digest of a name; return the previous digest."""
         folders = self.entries.setdefault(entry.path[0], {})
         names = folders.setdefault(entry.path, {})
         before = names.pop(entry.name, None)
@@ -142,7 +143,7 @@ class ObjectStreamIndex:
                 self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Forget unreferenced objects, and those to which only they referred."""
+        """Forget unreferenced objects, and the objects to which only forgotten objects referred."""
         while digests:
             gone = self.objects.pop(digests.pop())
             self.segments[gone.segment].dead_bytes += gone.line.stored_bytes + LINE_BYTES
@@ -154,7 +155,7 @@ class ObjectStreamIndex:
 
 
 class ObjectStreamReplay:
-    """Replays an object stream's commits in order into an index. Only the end of the replay shows which objects are live."""
+    """Replay of an object stream's commits, in order, into an index. Only the end of the replay shows which objects are live."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, StoredObject] = {}
@@ -175,7 +176,7 @@ class ObjectStreamReplay:
                 self._names[path, name] = digest
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """Record the length read of the segment."""
+        """Record the length of the segment that was read."""
         self._index.grow(segment, size_bytes)
 
     def finish(self) -> tuple[ObjectStreamIndex, list[bytes]]:
@@ -208,22 +209,22 @@ class ObjectStreamReplay:
 
 SMALL_BYTES = 2**20
 SMALL_SEGMENTS_MAX = 32
-"""Number of segments below 1 MiB that trigger a merge. Each costs a read when the stream is opened, and on an object store each commit makes one."""
+"""Number of segments below 1 MiB that triggers a merge. Each costs a read at opening, and on an object store each commit creates one."""
 
 GAP_BYTES_MAX = 2**14
-"""Largest gap between two objects that is read along with them, because that is cheaper than a second call."""
+"""Largest gap between two objects that are read in one call. Reading the gap is cheaper than a second call."""
 
 _READ_BYTES_MAX = 2**23
 _MOVES_MAX = 10
-"""Limit on lookups of one object: compaction may move the object while it is read."""
+"""Limit on lookups of one object: compaction may move an object while a reader reads it."""
 
 
 class StaleReferenceError(NotFoundError):
-    """A change refers to an object that is not, or no longer, in the stream."""
+    """A change refers to an object that is no longer in the stream or never was."""
 
 
 class Change:
-    """Objects and names of one commit, gathered by one thread."""
+    """Objects and names of one commit, gathered by one thread before the commit."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
@@ -249,7 +250,7 @@ class Change:
 
 
 class _PendingChange:
-    """A change that waits for its commit."""
+    """A change that waits for the thread that writes its commit."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -258,12 +259,12 @@ class _PendingChange:
 
 
 class ObjectStream:
-    """One open object stream. Threads may share it."""
+    """An open object stream. Threads may share it."""
 
     def __init__(
         self, segments: ObjectStreamSegments, *, guard: Guard | None, location: str, lock: int | None = None
     ) -> None:
-        """Use `open`."""
+        """Private constructor; use `open`."""
         self._segments = segments
         self._guard = guard
         self._location = location
@@ -271,21 +272,21 @@ class ObjectStream:
         self._pid = os.getpid()
         self._index = ObjectStreamIndex()
         self._index_lock = threading.Lock()
-        """Guards index and queue; held only briefly."""
+        """Lock for the index and the queue of changes; held only briefly."""
         self._writing = threading.Lock()
-        """Held by the writing thread, which takes the other lock inside."""
+        """Lock that the writing thread holds. The thread takes the index lock while it holds this lock."""
         self._queue: list[_PendingChange] = []
         self._is_closed = False
         self._may_compact = True
 
     @staticmethod
     def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
-        """Open the stream `name`, and create it if it does not exist.
+        """Open the stream `name`, and create the stream if it does not exist.
 
         Raises:
-            ObjectStreamInUseError: another process, or another object of this process, has the stream open.
+            ObjectStreamInUseError: another process, or another object of this process, has the stream open already.
             DamagedDataError: some stored bytes differ from those written.
-            UsageError: the store is an object store that overwrites.
+            UsageError: the store is an object store without conditional writes: it overwrites existing files.
         """
         disk = store.disk
         if not creates_only(disk):
@@ -312,7 +313,7 @@ class ObjectStream:
         return object_stream
 
     def close(self) -> None:
-        """Close the stream. May be called twice."""
+        """Close the stream. A second call has no effect."""
         with self._writing:
             self._is_closed = True
             self._segments.close()
@@ -321,7 +322,7 @@ class ObjectStream:
                 self._lock_descriptor = None
 
     def change(self) -> Change:
-        """Return an empty change, for `commit`."""
+        """Return an empty change to fill and pass to `commit`."""
         return Change(self._guard)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -337,7 +338,7 @@ class ObjectStream:
             return list(self._index.entries.get(first_word, ()))
 
     def entries(self, path: Path) -> dict[str, bytes]:
-        """Return the names in `path`, each with its object's digest."""
+        """Return the names in `path`, each with the digest of its object."""
         with self._index_lock:
             return dict(self._index.entries.get(path[0], {}).get(path, {}))
 
@@ -352,15 +353,15 @@ class ObjectStream:
             return digest in self._index.objects
 
     def references(self, digest: bytes) -> list[bytes]:
-        """Return the digests to which an object refers; NotFoundError if it is gone."""
+        """Return the digests to which an object refers. Raises NotFoundError if the object is gone."""
         return references_of(self._look_up([digest])[digest].line.references)
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return objects, each checked.
+        """Return the objects with these digests, each checked against its digest.
 
         Raises:
-            NotFoundError: one of them is no longer named.
-            DamagedDataError: the bytes of one differ from those written.
+            NotFoundError: one of the objects is no longer named.
+            DamagedDataError: the bytes of an object differ from those written.
         """
         contents: dict[bytes, bytes] = {}
         wanted = set(digests)
@@ -383,7 +384,7 @@ class ObjectStream:
         Raises:
             StaleReferenceError: the change refers to objects that are not stored; nothing was changed.
             StoreError: the disk failed. The next opening of the stream shows whether the change is stored.
-            ObjectStreamInUseError: another process has written.
+            ObjectStreamInUseError: another process has written to the stream.
             UsageError: the stream is closed, or was opened by the parent of this process.
         """
         waiting = _PendingChange(change)
@@ -418,7 +419,7 @@ class ObjectStream:
         self._remove([number for number in numbers if number not in self._index.segments])
 
     def _commit_all(self, batch: list[_PendingChange]) -> None:
-        """Write the changes of a batch as one commit; each change that cannot be applied gets an error."""
+        """Write the changes of a batch as one commit. Each change that cannot be applied gets an error."""
         try:
             self._check_open()
             objects, entries = self._merge_changes(batch)
@@ -438,14 +439,14 @@ class ObjectStream:
             if self._may_compact:
                 self._compact()
         except (OSError, UsageError, StoreError):
-            # The commit succeeded. Compaction waits for the next opening; this only costs space.
+            # The commit succeeded. Compaction waits for the next opening; the delay only costs space.
             self._may_compact = False
         except BaseException:
             self._close_after_interrupt([])
             raise
 
     def _close_after_interrupt(self, batch: list[_PendingChange]) -> None:
-        """Close after an interrupt: the stream on the disk is whole, the index in memory may not be."""
+        """Close the stream after an interrupt: the stream on the disk is intact, but the index in memory may not be."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
@@ -458,7 +459,7 @@ class ObjectStream:
             )
 
     def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
-        """Return the new objects and entries of a batch. A change whose references are gone is left out and gets an error."""
+        """Return the new objects and entries of a batch. A change whose references are gone is omitted and gets an error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
         known = self._index.objects  # Only the writing thread changes the index.
@@ -491,7 +492,7 @@ class ObjectStream:
         ]
 
     def _compact(self) -> None:
-        """Compact segments that are mostly dead, or small and numerous."""
+        """Compact segments that are mostly dead, and small segments if there are many."""
         chosen = _choose(self._index)
         if not chosen:
             return
@@ -508,7 +509,7 @@ class ObjectStream:
         self._remove(chosen)
 
     def _live_contents(self, chosen: list[int]) -> tuple[list[NewObject], list[EntryLine]]:
-        """Return the live objects and entries of these segments."""
+        """Return the live objects and entries of the chosen segments."""
         others = self._index.segments.keys() - set(chosen)
         objects: list[NewObject] = []
         entries: dict[tuple[Path, str], EntryLine] = {}
@@ -531,7 +532,7 @@ class ObjectStream:
             start += line.stored_bytes
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove segments. One that cannot be removed now no longer counts, and is removed at the next opening."""
+        """Remove segments. A segment that cannot be removed now no longer counts, and is removed at the next opening."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)
@@ -544,7 +545,7 @@ class ObjectStream:
             return {digest: msgspec.structs.replace(place) for digest, place in places.items() if place is not None}
 
     def _read_run(self, run: list[StoredObject]) -> dict[bytes, bytes]:
-        """Read objects that lie near each other in one call."""
+        """Read objects that lie near each other with one call."""
         first, last = run[0], run[-1]
         length = last.offset + last.line.stored_bytes - first.offset
         data = self._segments.read_stored(first.segment, first.offset, length)
@@ -559,9 +560,9 @@ class ObjectStream:
 
 
 def _runs(places: Mapping[bytes, StoredObject]) -> Iterator[list[StoredObject]]:
-    """Yield the places in lists that can each be read in one call."""
+    """Yield lists of places; the objects of each list can be read with one call."""
     run: list[StoredObject] = []
-    # An empty object has the offset of the next one and must precede it: a run ends with its last object.
+    # An empty object has the offset of the next one and must precede that object: a run ends with its last object.
     for place in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
         if run and not _are_near(run[0], run[-1], place):
             yield run
@@ -578,7 +579,7 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
 
 
 def _choose(index: ObjectStreamIndex) -> list[int]:
-    """Return the segments to compact: about one segment of live data at most."""
+    """Return the segments to compact: at most about one segment of live data."""
     segments = sorted(index.segments.items())
     small = [number for number, size in segments if size.size_bytes < SMALL_BYTES]
     if len(small) >= SMALL_SEGMENTS_MAX:

@@ -1,29 +1,30 @@
-"""Segments of an object stream: their file format, and appending and reading commits on a disk.
+"""Segments of an object stream: their file format, and the code that appends and reads commits on a disk.
 
-The newest segment stays open: a commit is one write and one `fdatasync`. On an object store, whose files cannot grow, each commit is a segment of
-its own. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is whole up to there.
+The newest segment stays open: a commit is one write and one `fdatasync`. On an object store, files cannot grow, so each commit is a segment
+of its own. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is complete up to
+the end of its first commit.
 
-After a failed write or sync the state of the disk is unknown. The segment is left as it is, and the next commit begins a new segment,
-whose header records the valid length of the old one.
+After a failed write or sync the state of the disk is unknown. The segment is left unchanged. The next commit begins a new segment, whose
+header records the valid length of the old segment.
 
-**The file format.** A segment is a header, then commits in sequence; each commit is whole or absent.
+**The file format.** A segment is a header followed by commits. Each commit is complete or absent.
 
     shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
     shelves/<stream>/lock    held by the one process that has the stream open
 
-Header and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow its record, in
-the order of its contents; the record holds their total length.
+Header and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow the
+commit's record, in the order in which the record lists them. The record holds the total length of these bytes.
 
-An **object** is bytes and the digests of other objects that it refers to. Its digest is its name, so equal objects are stored
-once. The digest covers references and bytes, keyed where the store is encrypted. Its last bit shows whether there are references, so
-plain bytes cannot pass for bytes with references. An **entry** names an object by a path of words and a last word.
+An **object** consists of bytes and the digests of other objects to which it refers. An object's digest is its name, so equal objects are
+stored once. The digest covers references and bytes, keyed where the store is encrypted. The last bit of the digest shows whether there are
+references, so plain bytes cannot pass for bytes with references. An **entry** names an object by a path of words and a last word.
 
-A header lists which earlier segments are alive, and the length of each (`alive`). Bytes beyond that length were never acknowledged; segments that
-are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may be torn.
-A segment replaces others at the moment its file gets its name.
+A header lists which earlier segments are in use, and the length of each (`alive`). Bytes beyond that length were never acknowledged;
+segments that are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may
+be torn. A segment replaces others at the moment its file gets its name.
 
-Where the store is encrypted, each segment has its own key, derived from its random id, as for packs. Objects, and the contents of commits with
-their names, are sealed under this key. Each is numbered by its offset and bound to its place.
+Where the store is encrypted, each segment has its own key, derived from its random id, as for packs. Objects, and the contents of commits
+with their names, are encrypted under this key. Each is numbered by its offset and bound to its place.
 """
 
 import contextlib
@@ -58,19 +59,19 @@ HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"
 
 LOCK_NAME = "lock"
-"""Name of the lock file, next to the segments. Empty; locked while a process on this file system has the stream open."""
+"""Name of the lock file, next to the segments. The file is empty, and locked while a process on this file system has the stream open."""
 
 COMPRESSED_BYTES_MIN = 128
-"""Smaller objects are not compressed: lz4 would save next to nothing."""
+"""Smallest object that is compressed, in bytes: lz4 would save almost nothing on smaller ones."""
 
 OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
-"""Largest object: the most that one call can encrypt."""
+"""Size of the largest object: the most that one call can encrypt."""
 
 _NUMBER_DIGITS_MAX = 18
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a segment's first record; `key` is the id of the key, empty if the store is not encrypted."""
+    """Body of a segment's first record. `key` is the id of the encryption key, empty if the store is not encrypted."""
 
     alive: list[tuple[int, int]]
     key: str
@@ -81,7 +82,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def path(self) -> str:
-        """Path of the segment."""
+        """Path of the segment's file."""
         return segment_path(self.object_stream, self.number)
 
     def context(self, purpose: str, offset: int, *more: object) -> bytes:
@@ -92,7 +93,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An object as a commit lists it; `references` are digests, one after the other."""
+    """An object as a commit lists it. `references` holds digests, concatenated."""
 
     digest: bytes
     codec: int
@@ -102,7 +103,7 @@ class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Assignment of a name: `name` in `path` now refers to the object `digest`; None removes the name."""
+    """Assignment of a name: `name` in `path` now refers to the object `digest`; a `digest` of None removes the name."""
 
     path: tuple[str, ...]
     name: str
@@ -110,14 +111,14 @@ class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Contents of one commit; entries apply in their order."""
+    """Contents of one commit. Entries apply in the given order."""
 
     objects: list[ObjectLine]
     entries: list[EntryLine]
 
 
 class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Body of a commit's record: `Contents`, sealed where there is a key, and the length of the object data after the record."""
+    """Body of a commit's record: `Contents`, encrypted where there is a key, and the length of the object data that follows the record."""
 
     data_bytes: int
     contents: bytes
@@ -134,18 +135,18 @@ def check_object_stream(object_stream: str) -> str:
 
 
 def segment_path(object_stream: str, number: int) -> str:
-    """Return the path of a segment."""
+    """Return the path of the segment with this number."""
     return f"{OBJECT_STREAMS}/{object_stream}/{number}"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """Return the number of the segment with this file name; None if it is not a segment's name."""
+    """Return the number of the segment with this file name; None for names of other files."""
     is_number = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX and not name.startswith("0")
     return int(name) if is_number else None
 
 
 def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> bytes:
-    """Return the name of an object."""
+    """Return the digest of an object, which is its name."""
     if references:
         data = (len(references) // DIGEST_BYTES).to_bytes(8, "little") + references + bytes(data)
     digest = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
@@ -153,17 +154,17 @@ def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> by
 
 
 def has_references(digest: bytes) -> bool:
-    """Return whether the object of this name refers to others."""
+    """Return whether the object with this digest refers to other objects."""
     return bool(digest[-1] & 1)
 
 
 def references_of(joined: bytes) -> list[bytes]:
-    """Return the digests in `joined`."""
+    """Split concatenated digests into a list."""
     return [joined[place : place + DIGEST_BYTES] for place in range(0, len(joined), DIGEST_BYTES)]
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """Return the record that a segment begins with."""
+    """Return the record with which a segment begins."""
     return seal(HEADER_KIND, canonical.encode(header))
 
 
@@ -188,7 +189,7 @@ def encode_commit(
     objects: list[tuple[bytes, bytes, Buffer]],
     entries: list[EntryLine],
 ) -> tuple[Contents, list[Buffer]]:
-    """Return the contents of a commit at `offset`, and its bytes. An object is given as digest, references and plain bytes."""
+    """Return the contents of a commit at `offset`, and its bytes. Each object is given as digest, references and plain bytes."""
     lines, compressed = [], []
     for digest, references, data in objects:
         codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
@@ -211,7 +212,8 @@ def encode_commit(
 
 
 def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
-    """Return the contents of the commit record at `offset`, and the number of bytes that follow it; errors as `decode_header`."""
+    """Return the contents of the commit record at `offset`, and the number of bytes after the record. Raises the errors of
+    `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
     with store_files.decoding(path):
@@ -229,7 +231,7 @@ def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, 
 
 
 def object_context(header: SegmentHeader, offset: int, line: ObjectLine) -> bytes:
-    """Return the context to which encryption binds an object."""
+    """Return the context to which encryption binds an object's bytes."""
     return header.context("object", offset, line.codec, line.size_bytes, line.digest, line.references)
 
 
@@ -238,7 +240,7 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
 
     Raises:
         DamagedDataError: the bytes differ from those written.
-        StoreError: the bytes are encrypted and there is no key, or the reverse.
+        StoreError: the bytes are encrypted and there is no key, or there is a key and the bytes are not encrypted.
     """
     path = header.path
     if len(stored) != line.stored_bytes:
@@ -256,7 +258,7 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
 
 
 def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> str:
-    """Return what is inconsistent in a commit; empty if nothing is. Checked before anything is allocated."""
+    """Return a description of what is inconsistent in a commit; empty if it is consistent. The check runs before anything is allocated."""
     for line in contents.objects:
         stored_bytes = line.stored_bytes - (CIPHER_OVERHEAD_BYTES if is_sealed else 0)
         if len(line.digest) != DIGEST_BYTES or len(line.references) % DIGEST_BYTES:
@@ -277,24 +279,24 @@ def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> s
 
 
 SEGMENT_BYTES_MAX = 2**26
-"""Size after which a new segment begins (64 MiB). One compaction rewrites about as much."""
+"""Size after which a new segment begins (64 MiB). One compaction rewrites about as many bytes."""
 
 _ID_BYTES = 16
 _WINDOW_BYTES = 2**20
-"""Bytes per read (1 MiB): some hundreds of commits."""
+"""Bytes per read (1 MiB): some hundreds of commits fit."""
 
 NewObject = tuple[bytes, bytes, Buffer]
-"""Digest, references and plain bytes of an object to write."""
+"""Digest, references and plain bytes of an object to be written."""
 
 
 class ObjectStreamInUseError(UsageError):
-    """A second process, or a second object of this process, writes the same stream."""
+    """Another process, or another object of this process, already writes this stream."""
 
     exit_code = 11
 
 
 class ObjectStreamSegments:
-    """Writes the segments of one object stream for one caller at a time. Any number of threads may read."""
+    """Segments of one object stream on the disk. One caller at a time may write; any number of threads may read."""
 
     def __init__(
         self,
@@ -318,21 +320,21 @@ class ObjectStreamSegments:
 
     @property
     def newest(self) -> int:
-        """The number of the newest segment; 0 if there is none."""
+        """Number of the newest segment; 0 if there is none."""
         return self._newest
 
     def is_full(self) -> bool:
-        """Return whether the next commit must begin a segment."""
+        """Return whether the next commit must begin a new segment."""
         return self._handle is None or self._end >= SEGMENT_BYTES_MAX
 
     def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
-        """Write a commit after the last one; it is durable when this returns.
+        """Write a commit after the last one. The commit is durable when this returns.
 
         Returns:
-            offset of its objects, its contents, and the new end of the segment.
+            the offset of the commit's objects, its contents, and the new end of the segment.
 
         Raises:
-            OSError: the disk failed; the next commit must begin a segment.
+            OSError: the disk failed; the next commit must begin a new segment.
         """
         assert self._handle is not None
         header = self._headers[self._newest]
@@ -342,7 +344,7 @@ class ObjectStreamSegments:
             failpoint("store.shelf.commit.written")
             self._disk.sync_data(self._handle)
             failpoint("store.shelf.commit.durable")
-        except BaseException:  # After an interrupt, too, the end of the file is unknown.
+        except BaseException:  # The end of the file is unknown after an interrupt, too.
             self.close()
             raise
         start = self._end + len(pieces[0])
@@ -352,10 +354,10 @@ class ObjectStreamSegments:
     def begin(
         self, alive: list[tuple[int, int]], objects: list[NewObject], entries: list[EntryLine]
     ) -> tuple[int, Contents, int]:
-        """Begin the next segment with a commit; `alive` are the earlier segments that are still needed. See `append`.
+        """Begin the next segment with a commit. `alive` lists the earlier segments that are still needed. See `append`.
 
         Raises:
-            ObjectStreamInUseError: another process has begun it.
+            ObjectStreamInUseError: another process has begun this segment.
         """
         self.close()
         number = self._newest + 1
@@ -367,7 +369,7 @@ class ObjectStreamSegments:
         header = SegmentHeader(alive, key, number, segment, self._objects, self._store_id)
         head = encode_header(header)
         contents, pieces = encode_commit(header, cipher, len(head), objects, entries)
-        # The number counts as used even after a failure: an unacknowledged file of this number is not listed in `alive` later.
+        # The number counts as used even after a failure: later headers do not list an unacknowledged file of this number in `alive`.
         self._newest = number
         handle = self._create(header.path, [head, *pieces])
         self._headers[number], self._cipher = header, cipher
@@ -379,7 +381,7 @@ class ObjectStreamSegments:
         return len(head) + len(pieces[0]), contents, self._end
 
     def close(self) -> None:
-        """Close the open segment for writing."""
+        """Close the newest segment, which is open for writing."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -401,14 +403,14 @@ class ObjectStreamSegments:
             )
 
     def read_object(self, number: int, offset: int, line: ObjectLine, stored: bytes) -> bytes:
-        """Return the plain bytes of an object; errors as `open_object`."""
+        """Return the plain bytes of an object. Raises the errors of `open_object`."""
         header = self._headers.get(number)
         if header is None:
             raise FileNotFoundError(f"segment {number} was removed")
         return open_object(stored, header, self._guard, offset=offset, line=line)
 
     def read_stored(self, number: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment; FileNotFoundError: the segment was removed."""
+        """Return bytes of a segment. Raises FileNotFoundError if the segment was removed."""
         path = segment_path(self._objects, number)
         try:
             return self._disk.read(path, offset, length)
@@ -433,7 +435,7 @@ class ObjectStreamSegments:
 
         Raises:
             DamagedDataError: acknowledged bytes differ from those written.
-            StoreError: the segment is encrypted and there is no key, or the reverse.
+            StoreError: the segment is encrypted and there is no key, or there is a key and the segment is not encrypted.
         """
         header = self._header(number)
         yield from read_commits(self._disk, header, self._guard, end=end)
@@ -445,7 +447,7 @@ class ObjectStreamSegments:
         return self._headers[number]
 
     def _create(self, path: str, pieces: list[Buffer]) -> int:
-        """Create a file as `write_once` does, and leave it open."""
+        """Create a file as `write_once` does, and leave the file open."""
         directory = path.rpartition("/")[0]
         handle = self._disk.open_temporary(directory, f"shelf-{self._newest}-{self._random_bytes(_ID_BYTES).hex()}")
         try:
@@ -489,7 +491,7 @@ def list_object_streams(disk: Disk) -> list[str]:
 
 
 def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys under which segments are encrypted; DamagedDataError, StoreError if one cannot be read."""
+    """Return the ids of the keys that encrypt segments. Raises DamagedDataError or StoreError if a segment cannot be read."""
     paths = [
         segment_path(object_stream, number)
         for object_stream in list_object_streams(disk)
@@ -499,7 +501,7 @@ def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
 
 
 def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
-    """Return the header of a segment; errors as `decode_header`."""
+    """Return the header of a segment. Raises the errors of `decode_header`."""
     with store_files.reading(disk, path):
         head = disk.read(path, 0, HEAD_BYTES)
         record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
@@ -507,7 +509,7 @@ def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader
 
 
 def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None, end: int | None) -> None:
-    """Read a whole segment and check all its digests; errors as `ObjectStreamSegments.commits`."""
+    """Read a whole segment and check all its digests. Raises the errors of `ObjectStreamSegments.commits`."""
     header = read_header(disk, path, store_id=store_id)
     for start, contents, commit_end in read_commits(disk, header, guard, end=end):
         with store_files.reading(disk, path):
@@ -532,13 +534,13 @@ def read_commits(
         except DamagedDataError:
             if end is not None or _has_later_commit(window, header, guard, offset):
                 raise
-            return  # Torn: this commit was never acknowledged.
+            return  # The commit is incomplete: it was never acknowledged.
         if (
             end is None
             and commit_end == window.size_bytes
             and not _is_whole(window, header, guard, record_end, contents)
         ):
-            return  # Torn in the last commit's objects, which were never acknowledged either.
+            return  # The objects of the last commit are incomplete: they were never acknowledged.
         yield record_end, contents, commit_end
         offset = commit_end
 
@@ -567,7 +569,8 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Return whether a whole commit follows the unreadable one. Then the unreadable one was acknowledged and is damaged: commits are sequential."""
+    """Return whether a complete commit follows the unreadable one. If so, the unreadable one was acknowledged and is damaged, because
+    commits are written in sequence."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:
@@ -579,7 +582,7 @@ def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | N
 
 
 class _Window:
-    """Buffered reader of a file that reads a large window at a time."""
+    """Buffered reader of a file, which reads a large window at a time."""
 
     def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes

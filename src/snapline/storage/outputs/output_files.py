@@ -1,29 +1,32 @@
-"""Released outputs on the disk: releasing them with an epoch, reading each once from a cursor, and deleting those that all consumers have read.
+"""Storage of released outputs: releasing them with an epoch, delivering each once to a reader with a cursor, and deleting those that all
+consumers have read.
 
-**Reading.** A reader gets each output once, with notices of reverted ones. The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
-the newest file when it was written (`previous`). A reader reads the files in ascending order. A file whose `after`
-is below the last file read shows that the fleet went back. Then all outputs that the reader has from epochs above `after` are reverted. The reader
-gets a notice (`RevertedEpochs`) before the contents of the file.
+**Reading.** A reader gets each output once, and a notice when outputs are reverted. The model: files are released in ascending order of
+their epochs, and never change. Each file names the previous epoch *in its history* (`after`), and the newest file when it was written
+(`previous`). A reader reads the files in ascending order. If a file's `after` is below the last file read, the fleet was rolled back. Then
+all outputs that the reader has from epochs above `after` are reverted. The reader gets a notice (`RevertedEpochs`) before the contents of
+the file.
 
-So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason: the newest file ≤
-`after` is in the history of `after`. A history that skips a file has a file of its own at that place
+So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason is that the
+newest file ≤ `after` is in the history of `after`. A history that skips a file has a file of its own at that place
 (`OutputWriter`).
 
-The cursor of a returning reader names the file that it read last, so it gets the same outputs as one that stayed. Retention
-deletes files and leaves gaps, which `previous` shows. If the previous file is above the cursor, or has more outputs than the cursor counts, outputs
-were missed, and the reader gets an error.
+The cursor of a returning reader names the file that the reader read last. So a returning reader gets the same outputs as a reader that
+stayed connected. Retention deletes files and leaves gaps, which `previous` shows. If the previous file is above the cursor, or has more
+outputs than the cursor counts, outputs were missed, and the reader gets an error.
 
-A file counts as durable only after its reader has synced the directory, as with host logs.
+A file counts as durable only after its reader has synced the directory, as for host logs.
 
-**Named consumers.** The position of each is stored, so outputs it has not read are kept. A position is a record of kind `OCUR`, written once. A new position has the next number, and the older files are deleted. If several processes
-acknowledge at once, each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
+**Named consumers.** The position of each named consumer is stored, and outputs that it has not read are kept. A position is a record of
+kind `OCUR`, written once. A new position has the next number, and the older files are deleted. Several processes may acknowledge at once.
+Each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
 
-**Writing.** The problem. A release is never undone and exists once, whichever processes release it, however often, and wherever they die. A slow
-leader that was replaced without knowing it does the same as its successor.
+**Writing.** The problem: a release is never undone and exists once, whichever processes release it, however often, and wherever they die.
+A slow leader may not know that it was replaced. Such a leader writes the same release as its successor.
 
-The model. If several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last and
-completes the release. The names of the other parts contain the random id of the try. So parts of other tries stay untouched, and part 0 names only
-its own. The outputs follow from the epoch, so any try may be first.
+The model: if several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last
+and completes the release. The names of the other parts contain a random id of the attempt. So parts of other attempts stay untouched, and
+part 0 names only the parts of its own attempt. The epoch determines the outputs, so any attempt may be first.
 
 The caller's duties:
 
@@ -31,17 +34,18 @@ The caller's duties:
 2. `after` is the previous epoch of the same history, and the newest file ≤ `after` is of that history too.
 3. The first epoch after each rollback is released, with or without outputs.
 
-**Releasing** a second time succeeds in two cases. Either part 0 exists with the same root and `after`. Or a higher epoch's part 0 exists; by duty 1
-this epoch was released once and perhaps deleted since. Damage to an existing part 0 is left for readers to find: the file was whole when released.
+**Releasing** a second time succeeds in two cases. In the first, part 0 exists with the same root and `after`. In the second, part 0 of a
+higher epoch exists: by duty 1 this epoch was released once and perhaps deleted since. Readers report damage to an existing part 0; the
+writer does not, because the file was intact when released.
 
 **No file is written** for an epoch without outputs, with two exceptions. If files between `after` and the epoch are skipped, readers of
-those need a notice. And the caller may have to ensure that nobody writes the file later: the epoch's bytes are damaged, and a leader may be about
-to release it. So for any file, the newest file ≤ its `after` is in its history, as `OutputReader` requires.
+those files need a notice. The caller may also have to ensure that nobody writes the file later: the epoch's bytes may be damaged while a
+leader is about to release it. So for any file, the newest file ≤ its `after` is in its history, as `OutputReader` requires.
 
-**Deleting** goes in ascending order and spares the newest file. That file shows a later leader what was released, and readers what
-was deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released: they will never be completed. An extremely
-slow process may create a part 0 below the remaining files. Its outputs are correct; readers that read on from there get the error for
-a gap, and no other reader notices it.
+**Deleting** proceeds in ascending order and spares the newest file. That file shows a later leader what was released, and readers what
+was deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released: no process will complete their release.
+An extremely slow process may create a part 0 below the remaining files. The outputs in it are correct. Readers that continue from there
+get the error for a gap, and no other reader notices the file.
 """
 
 import contextlib
@@ -83,10 +87,10 @@ from snapline.storage.timestamps import ages_ns
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
-    """The fleet went back to an earlier epoch: all outputs of epochs above `after` are reverted.
+    """Notice that the fleet was rolled back to an earlier epoch: all outputs of epochs above `after` are reverted.
 
     Attributes:
-        after: the epoch to which the fleet went back, or a later one of the same history.
+            after: the epoch to which the fleet was rolled back, or a later epoch of the same history.
         epochs: epochs whose outputs are reverted, ascending, as far as their files still exist.
     """
 
@@ -95,13 +99,13 @@ class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputBatch(msgspec.Struct, frozen=True):
-    """Outputs delivered together: one part of a release, or the rest of it after the cursor.
+    """Outputs delivered together: one part of a release, or the remainder of the part after the cursor.
 
     Attributes:
         epoch: epoch of the release.
-        first: number of outputs of the release before these.
+        first: number of outputs of the release that precede these.
         outputs: sorted by agent and number.
-        undone: epochs that are reverted before these outputs apply; None if none.
+        undone: notice of the epochs that are reverted before these outputs apply; None if none are.
         created_ns: wall-clock time at which the release was written, in nanoseconds since 1970.
     """
 
@@ -122,17 +126,17 @@ class OutputBatch(msgspec.Struct, frozen=True):
 
 
 class OutputReader:
-    """Reads the outputs of one store. Threads may share it."""
+    """Reader of the outputs of one store. Threads may share a reader."""
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
         self._disk = disk
         self._store_id = store_id
         self._guard = guard
         self._durable = 0
-        """Newest epoch that this reader has listed before a sync."""
+        """Newest epoch that this reader has listed and whose directory it has synced since."""
 
     def epochs(self) -> list[int]:
-        """Return the epochs that have a released file, ascending, durable; see `Store.output_epochs`."""
+        """Return the epochs that have a durable released file, ascending; see `Store.output_epochs`."""
         epochs = released_epochs(list_parts(self._disk))
         if epochs and epochs[-1] > self._durable:
             failpoint("store.outputs.read.found")
@@ -142,7 +146,7 @@ class OutputReader:
         return epochs
 
     def head(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release; errors as `read_part`."""
+        """Return part 0 of a release. Raises the errors of `read_part`."""
         return read_part(self._disk, first_path(epoch), store_id=self._store_id)
 
     def release(self, epoch: int) -> Release:
@@ -154,7 +158,7 @@ class OutputReader:
         return Release(epoch, head.after, head.root, head.created_ns, outputs)
 
     def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield the outputs after this cursor that are released now; see `Store.read_outputs`."""
+        """Yield the outputs after this cursor that have been released by now; see `Store.read_outputs`."""
         position = parse_cursor(after)
         if epochs is None:
             epochs = self.epochs()
@@ -178,7 +182,7 @@ class OutputReader:
             raise damage
 
     def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
-        """Yield the outputs of this release after `position`, which is in this release or the one before."""
+        """Yield the outputs of this release after `position`, which is in this release or the previous one."""
         undone = None
         if head.epoch == position.epoch:
             if position > head.end:
@@ -204,7 +208,7 @@ class OutputReader:
         )
 
     def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> RevertedEpochs | None:
-        """Return the epochs that a reader at `position` has and that the fleet has reverted."""
+        """Return the epochs whose outputs a reader at `position` has and that the fleet has reverted."""
         if position.epoch <= head.after:
             return None
         undone, epoch = [position.epoch], position.epoch
@@ -240,14 +244,14 @@ def check_same_release(body: OutputBody, head: OutputBody) -> None:
 
 
 def list_parts(disk: Disk) -> list[PartName]:
-    """Return all parts, by epoch and part. A store without outputs has no folder for them."""
+    """Return all parts, sorted by epoch and part number. A store without outputs has no directory for them."""
     entries = store_files.listed(disk, OUTPUTS)
     names = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
     return sorted([name for name in names if name is not None], key=lambda name: (name.epoch, name.part, name.release))
 
 
 def released_epochs(parts: list[PartName]) -> list[int]:
-    """Return the epochs of which there is a part 0, ascending."""
+    """Return the epochs that have a part 0, ascending."""
     return [name.epoch for name in parts if name.part == 0]
 
 
@@ -255,19 +259,19 @@ def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
     """Return the body of a part, after every check that needs no key.
 
     Raises:
-        DamagedDataError, StoreError: see `decode_part`; or the file is missing or cannot be read.
+        DamagedDataError, StoreError: as in `decode_part`, or the file is missing or cannot be read.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
     return decode_part(data, path=path, store_id=store_id)
 
 
 def holds_outputs(disk: Disk) -> bool:
-    """Return whether there is any part."""
+    """Return whether the store contains any part of a release."""
     return bool(list_parts(disk))
 
 
 def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys under which outputs are encrypted; errors as `read_part`."""
+    """Return the ids of the keys that encrypt outputs. Raises the errors of `read_part`."""
     keys = {read_part(disk, name.path, store_id=store_id).key for name in list_parts(disk)}
     return keys - {""}
 
@@ -284,7 +288,7 @@ def _is_there(disk: Disk, path: str) -> bool:
 CURSOR_KIND = b"OCUR"
 
 TRIES_MAX = 20
-"""Largest number of attempts to move a consumer while others move it: each failure is another process's success."""
+"""Limit on attempts to move a consumer while other processes move it: each failed attempt is another process's success."""
 
 _ID_BYTES = 16
 
@@ -304,7 +308,7 @@ class _PositionBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
 
 def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
-    """Return all named consumers, sorted by name.
+    """Return the positions of all named consumers, sorted by name.
 
     Raises:
         DamagedDataError: the newest position of a consumer is damaged.
@@ -319,7 +323,7 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
 def acknowledge(
     disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
 ) -> ConsumerPosition:
-    """Move a consumer forward to `cursor`, durably; return its position. The first call creates the consumer.
+    """Move a consumer forward to `cursor`, durably; return the consumer's position. The first call creates the consumer.
 
     Raises:
         UsageError: the consumer's name or the cursor is invalid.
@@ -337,7 +341,7 @@ def acknowledge(
 
 
 def forget(disk: Disk, name: str) -> bool:
-    """Remove a consumer: outputs are no longer kept for it; return whether it existed."""
+    """Remove a consumer, so that outputs are no longer kept for it. Return whether the consumer existed."""
     consumer_path(name, 1)
     with store_files.writing(disk, f"the removal of consumer {name!r}"):
         paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
@@ -348,13 +352,13 @@ def forget(disk: Disk, name: str) -> bool:
 
 
 def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
-    """Read and check a whole position file of a consumer; raises DamagedDataError, StoreError."""
+    """Read and check a whole position file of a consumer. Raises DamagedDataError or StoreError."""
     name, _ = parse_consumer_path(path) or ("", 0)
     _decode(disk, path, name, store_id)
 
 
 class _ChangedError(Exception):
-    """The listed files have changed."""
+    """The listed files have changed since the listing."""
 
 
 def _advance(
@@ -375,7 +379,7 @@ def _advance(
     except FileExistsError as error:
         raise _ChangedError from error
     if max(_list(disk).get(name, []), default=0) > number:
-        raise _ChangedError  # Others moved on by two steps and had removed this number before it was written.
+        raise _ChangedError  # Other processes wrote two later positions and removed this number before it was written.
     store_files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
     return place
 
@@ -413,7 +417,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 
 def _list(disk: Disk) -> dict[str, list[int]]:
-    """Return the numbers of all position files, ascending, by consumer."""
+    """Return the numbers of all position files by consumer, in ascending order."""
     entries = store_files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
     numbers: dict[str, list[int]] = {}
@@ -423,26 +427,28 @@ def _list(disk: Disk) -> dict[str, list[int]]:
 
 
 def lowest_cursor(places: dict[str, ConsumerPosition]) -> Cursor | None:
-    """Return the position that all consumers have reached; None if there are no consumers."""
+    """Return the position that every consumer has reached; None if there are no consumers."""
     return min([parse_cursor(place.cursor) for place in places.values()], default=None)
 
 
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
-"""Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is away over a long weekend."""
+"""Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is offline over a long weekend."""
 
 AGE_NS_MIN = 3600 * 10**9
-"""Default minimum age of a deletion, in nanoseconds (an hour): fast named consumers do not cut off unnamed readers, for which nothing waits."""
+"""Default minimum age at deletion, in nanoseconds (an hour). Unnamed readers have no stored position; the age protects them from fast named
+consumers."""
 
 STEPS = 24
-"""Divisor: the time between two releases counts as at most this fraction of those ages (`storage/timestamps.py`). So the newest releases survive a
-jump of the clock."""
+"""Divisor of those ages: the time between two releases counts as at most this fraction of them (`storage/timestamps.py`). So the newest
+releases survive a jump of the clock."""
 
 LOOKED_AT = 256
-"""Approximate number of releases that one deletion reads. If there are more, it reads a sample, and deletes each with the releases before it."""
+"""Approximate number of releases that one deletion reads. If there are more, the deletion reads a sample. Each sampled release that may be
+deleted is deleted with all releases before it."""
 
 
 class OutputWriter:
-    """Writes the outputs of one store. Threads may share it."""
+    """Writer of the outputs of one store. Threads may share a writer."""
 
     def __init__(
         self,
@@ -453,20 +459,21 @@ class OutputWriter:
         random_bytes: Callable[[int], bytes],
         watchers: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Create the writer. `watchers` are called from any thread, with the epoch of each release, and with 0 after a deletion."""
+        """Create the writer. Each of `watchers` is called with the epoch of each release, and with 0 after a deletion, from any thread."""
         self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
         self._guard = guard
         self._random_bytes = random_bytes
         self._newest: OutputBody | None = None
-        """The newest known release, without its data."""
+        """The newest known release, without its outputs."""
         self._heads: dict[int, OutputBody] = {}
-        """Heads of releases that deletions have read."""
+        """Part 0 of each release that deletions have read."""
         self._last_released = 0
-        """Epoch last released by this object. Only its direct successor needs no check of the store: another leader may have released others."""
+        """Epoch that this object released last. Only the next epoch after it needs no check of the store: another leader may have
+        released others."""
         self._lock = threading.Lock()
-        """Held while temporary files are written, and while other processes' temporary files are removed."""
+        """Lock held while temporary files are written, and while temporary files of other processes are removed."""
 
     def release(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
@@ -492,7 +499,7 @@ class OutputWriter:
         self._notify_watchers(epoch)
 
     def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
-        """Move a consumer; see `Store.acknowledge_outputs`."""
+        """Move a consumer forward; see `Store.acknowledge_outputs`."""
         self._require_create_only()
         self._check_reached(parse_cursor(cursor))
         with self._lock:
@@ -501,11 +508,11 @@ class OutputWriter:
             )
 
     def forget(self, consumer: str) -> bool:
-        """Remove a consumer; return whether there was one."""
+        """Remove a consumer; return whether the consumer existed."""
         return forget(self._disk, consumer)
 
     def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
-        """Delete releases that all consumers have read, and old ones; see `Store.delete_outputs`."""
+        """Delete old releases and releases that all consumers have read; see `Store.delete_outputs`."""
         with store_files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
@@ -528,7 +535,7 @@ class OutputWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_reached(self, cursor: Cursor) -> None:
-        """Refuse a cursor beyond all releases: it would allow the deletion of all releases up to it."""
+        """Reject a cursor beyond all releases: such a cursor would allow the deletion of all releases up to it."""
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
@@ -539,7 +546,7 @@ class OutputWriter:
         return self._head_of(epochs[-1]) if epochs else None
 
     def _head_of(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release without its data. For a damaged one only the epoch is filled in: readers find the damage."""
+        """Return part 0 of a release without its outputs. If part 0 is damaged, only the epoch is set: readers report the damage."""
         try:
             return msgspec.structs.replace(self._read(epoch), data=b"")
         except DamagedDataError:
@@ -600,7 +607,7 @@ class OutputWriter:
         self._newest = head
 
     def _deletable_epochs(self, epochs: list[int], now_ns: int, age_ns_max: int, age_ns_min: int) -> set[int]:
-        """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged one only its epoch is known."""
+        """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged release only the epoch is known."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
         heads = self._sample_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
@@ -614,7 +621,8 @@ class OutputWriter:
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
     def _sample_heads(self, epochs: list[int]) -> list[OutputBody]:
-        """Return heads of the newest release and of an even sample of others; the sample is the same at the next call. Damaged ones are left out."""
+        """Return part 0 of the newest release and of an even sample of others. The next call uses the same sample. Damaged parts are
+        omitted."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
         sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
         heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in sampled]
@@ -622,14 +630,14 @@ class OutputWriter:
         return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
-        """Unlink releases, each part 0 durably before the other parts."""
+        """Unlink releases. The removal of each part 0 is durable before its other parts are removed."""
         removed = store_files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
         return removed + store_files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
-        """Return the parts below the newest release that belong to no release."""
+        """Return the parts below the newest release that belong to no complete release."""
         lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
         releases: dict[int, str] = {}
         for epoch in {name.epoch for name in lower} & set(epochs):
@@ -639,7 +647,7 @@ class OutputWriter:
         return [x.path for x in lower if x.epoch not in unread and x.release != releases.get(x.epoch)]
 
     def _sweep_temporary(self, epoch: int) -> list[str]:
-        """Remove temporary files up to that of the newest release; none of them is in use in this process."""
+        """Remove temporary files up to that of the newest release. This process uses none of them."""
         with self._lock:
             try:
                 entries = self._disk.list_directory(TEMPORARY)
@@ -663,13 +671,13 @@ class OutputWriter:
 
 
 def order_of_parts(count: int) -> list[int]:
-    """Return the numbers of the parts in the order of creation. Part 0 is last: it completes the release."""
+    """Return the numbers of the parts in the order of creation. Part 0 comes last, because part 0 completes the release."""
     return [*range(1, count), 0]
 
 
 def _previous(newest: OutputBody | None) -> Cursor:
-    """Return the cursor that a reader must have reached before the next release. Releases that hold and revert nothing do not
-    count."""
+    """Return the cursor that a reader must have reached before the next release. Releases without outputs and without reverted epochs do
+    not count."""
     if newest is None:
         return START
     before = Cursor(*newest.previous)

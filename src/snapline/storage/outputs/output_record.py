@@ -1,14 +1,15 @@
 """Names and file format of released outputs.
 
-All files are records (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the number
-of outputs of each part. The names of other parts contain the random id of their release, which part 0 names. So parts of interrupted tries are
-never read, and no try can complete another's. Every part contains its path; elsewhere it counts as damaged.
+Every file is a record (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the
+number of outputs of each part. The names of the other parts contain a random id of their release, which part 0 names. So parts of
+interrupted attempts are never read, and no attempt can complete another's. Every part contains its path; at another path the part counts
+as damaged.
 
-The outputs and their order follow from the epoch, so they are the same in every try, and so is every reader's cursor. The division
-into parts may differ.
+The epoch determines the outputs and their order. So the outputs are the same in every attempt, and so is every reader's cursor. The
+division into parts may differ.
 
-Where the store is encrypted, the outputs are sealed under their own key, derived from the id of the release. They are
-bound to all other fields of the part. Epoch, root, lengths and counts remain readable.
+Where the store is encrypted, the outputs are encrypted under their own key, derived from the id of the release. The encryption binds the
+outputs to all other fields of the part. Epoch, root, lengths and counts remain readable.
 
 The names of output files, and of the consumers' position files:
 
@@ -16,7 +17,7 @@ The names of output files, and of the consumers' position files:
     outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names
     outputs/consumers/<name>.<number>   position of a named consumer; the highest number counts
 
-A consumer's name may contain dots: the last one ends the name.
+A consumer's name may contain dots: the last dot ends the name.
 """
 
 import re
@@ -41,7 +42,7 @@ _CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Position of a reader: all releases before `epoch`, and the first `taken` outputs of that epoch's release."""
+    """Position of a reader, which has all releases before `epoch` and the first `taken` outputs of that epoch's release."""
 
     epoch: int = 0
     taken: int = 0
@@ -51,11 +52,11 @@ class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 START = Cursor()
-"""The cursor before all outputs; its text form is empty."""
+"""Cursor before all outputs; its text form is empty."""
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a part, from its path; `release` is empty for part 0."""
+    """Name of a part, as found in its path. `release` is empty for part 0."""
 
     epoch: int
     part: int
@@ -63,7 +64,7 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> str:
-        """Path of the part."""
+        """Path of the part's file."""
         return f"{OUTPUTS}/{self.epoch}.{self.part}" + (f".{self.release}" if self.part else "")
 
 
@@ -75,7 +76,7 @@ def first_path(epoch: int) -> str:
 
 
 def parse_part_path(path: str) -> PartName | None:
-    """Return the part's name from its path; None for other paths."""
+    """Return the name of the part at this path; None for other paths."""
     match = _PART.fullmatch(path)
     if match is None or int(match[1]) > EPOCH_MAX:
         return None
@@ -83,7 +84,7 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return the parsed cursor; UsageError if it is invalid."""
+    """Return the cursor that `text` denotes; UsageError if `text` is invalid."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)
@@ -98,20 +99,20 @@ def consumer_path(name: str, number: int) -> str:
 
 
 def parse_consumer_path(path: str) -> tuple[str, int] | None:
-    """Return name and number; None for other paths."""
+    """Return the consumer's name and the position's number; None for other paths."""
     match = _CONSUMER.fullmatch(path)
     return None if match is None or int(match[2]) > EPOCH_MAX else (match[1], int(match[2]))
 
 
 FILE_BYTES_MAX = 2**26
-"""Largest part (64 MiB). Checked before writing and before reading."""
+"""Largest part (64 MiB). The size is checked before writing and before reading."""
 
 PART_BYTES = 2**23
-"""Size at which a part ends (8 MiB), unless one output alone is longer. A reader holds one part at a time."""
+"""Size at which a part ends (8 MiB), unless a single output is longer. A reader holds one part in memory at a time."""
 
 OUTPUT_KIND = b"OUTP"
 WRITER = "outputs"
-"""Writer id of releases, used to look up their encryption key, as a host's start is used for its packs."""
+"""Writer id of releases. The id finds their encryption key, as the id of a host's start does for its packs."""
 
 _PURPOSE = "snapline outputs 1"
 _OVERHEAD_BYTES = 64
@@ -119,23 +120,23 @@ _OVERHEAD_BYTES = 64
 
 
 RESERVED_TOPIC_PREFIX = "@"
-"""Prefix of the runtime's own topics: `ctx.emit` rejects them."""
+"""Prefix of the topics that the runtime itself uses: `ctx.emit` rejects them."""
 
 
 def matches_topic(topic: str, wanted: str) -> bool:
-    """Return whether a consumer of `wanted` gets this topic. "" means all topics of agents."""
+    """Return whether a consumer of the topic `wanted` gets this topic. "" means all topics of agents."""
     return topic == wanted if wanted else not topic.startswith(RESERVED_TOPIC_PREFIX)
 
 
 class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An output of an agent.
+    """An output that an agent has emitted.
 
     Attributes:
-        agent: sender.
-        number: counts the outputs of this agent along its history, from 1.
+            agent: sender of the output.
+            number: number of the output, counted from 1 along the agent's history.
         topic: topic chosen by the agent.
         payload: the message as encoded by `encode_message`.
-        emitted_ns: wall-clock time in nanoseconds since 1970, for people only.
+        emitted_ns: wall-clock time in nanoseconds since 1970, for display only.
     """
 
     agent: str
@@ -152,12 +153,12 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
         after: the epoch before this one in its history; outputs released between the two are reverted.
         counts: number of outputs in each part, part 0 first.
         created_ns: wall-clock time of writing in nanoseconds since 1970.
-        data: MessagePack of the list of `EmittedOutput`; encrypted if there is a key.
-        epoch, store: place of the release.
+        data: the list of `EmittedOutput` in MessagePack; encrypted if there is a key.
+        epoch, store: epoch and store of the release.
         key: id of the key that encrypts `data`; empty if not encrypted.
         part: number of this part.
         previous: epoch and number of outputs of the previous release in the store, of any history, that holds or reverts
-            outputs; (0, 0) if there was none. It shows a reader that a release in between was deleted.
+            outputs; (0, 0) if there was none. The field shows a reader that a release in between was deleted.
         release: 32 random hexadecimal digits.
         root: root of the epoch.
     """
@@ -185,7 +186,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
     @property
     def end(self) -> Cursor:
-        """Cursor of a reader that has taken all of this release."""
+        """Cursor of a reader that has read all of this release."""
         return Cursor(self.epoch, sum(self.counts))
 
     def part_path(self, part: int) -> str:
@@ -194,7 +195,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class Release(msgspec.Struct, frozen=True):
-    """All outputs released with one epoch; the fields are those of `OutputBody`."""
+    """All outputs released with one epoch. The fields have the meaning of the fields of `OutputBody`."""
 
     epoch: int
     after: int
@@ -217,7 +218,7 @@ def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
 
 
 def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutput]]:
-    """Return the outputs in at least one part of about `PART_BYTES` each."""
+    """Split the outputs into one or more parts of about `PART_BYTES` each."""
     parts: list[list[EmittedOutput]] = [[]]
     size_bytes = 0
     for output in outputs:
@@ -231,7 +232,7 @@ def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutpu
 
 
 def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], guard: Guard | None) -> list[bytes]:
-    """Return the parts' files. Their encryption key is durable when this returns.
+    """Return the files of the parts. Their encryption key is durable when this returns.
 
     Raises:
         UsageError: a part is too large.
@@ -272,7 +273,7 @@ def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
 
     Raises:
         DamagedDataError: the data cannot be decrypted, or its contents are invalid.
-        StoreError: the part is not encrypted and there is a key, or the reverse.
+        StoreError: the part is not encrypted although there is a key, or is encrypted although there is none.
     """
     data = open_data(
         body.data,
@@ -298,7 +299,8 @@ def _place(output: EmittedOutput) -> tuple[str, int]:
 
 
 def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
-    """Return what is invalid in sorted outputs; empty if nothing is. Checked before writing and after reading."""
+    """Return a description of what is invalid in sorted outputs; empty if they are valid. The check runs before writing and after
+    reading."""
     for index, output in enumerate(outputs):
         if not 1 <= output.number <= EPOCH_MAX:
             return f"{output.number} is no number of an output: they count from 1"

@@ -1,7 +1,7 @@
-"""Contents of one agent's checkpoint, and its bytes.
+"""Contents of the checkpoint of one agent, and their encoding as bytes.
 
-A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields
-for readers without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
+A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields for readers
+without this code. Code in `storage/` treats the agent's state as opaque bytes, which `agent_runtime` encodes.
 
 All channel numbers count from 1; 0 means that nothing was sent or consumed on that channel.
 
@@ -17,20 +17,21 @@ from snapline.storage.disk.record import DIGEST_BYTES, Buffer
 
 
 class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A finished effect of the agent, kept by key to answer repeated requests.
+    """A finished effect of the agent, kept under its key to answer repeated requests.
 
     Attributes:
-        key: key, unique within the agent; one that begins with `@` was generated for its turn and is forgotten with it.
-        generation: number of real executions, not counting repetitions: starts at 1 and grows after each compensation.
+            key: key, unique within the agent. A key that begins with `@` was generated for the effect's turn and is forgotten with that
+                turn.
+        generation: number of real executions, without repetitions: 1 at first, and one more after each compensation.
         digest: digest of name and arguments, 8 bytes.
         outcome: "done", "failed" or "compensated".
         result: encoded result of a successful effect.
-        arguments: arguments as text, for people.
-        ended_ns: wall-clock time of its host in nanoseconds since 1970.
-        is_orphan: its turn has failed permanently and no later turn has adopted it: it may be compensated.
-        name, undo, undo_arguments: as in `MadeEffect`; empty if it cannot be compensated.
-        dead_letter: of an orphan, the number of its turn's dead letter; 0 if unknown.
-        late_s: of a failed effect, how long its last call may still have been running when it ended.
+        arguments: arguments as text, for display.
+        ended_ns: wall-clock time of the end on the agent's host, in nanoseconds since 1970.
+        is_orphan: the effect's turn has failed permanently and no later turn has adopted the effect, so it may be compensated.
+        name, undo, undo_arguments: as in `MadeEffect`; empty if the effect cannot be compensated.
+        dead_letter: number of the dead letter of an orphan's turn; 0 if unknown.
+        late_s: time in seconds for which the last call of a failed effect may have continued after the effect ended.
     """
 
     key: str
@@ -49,16 +50,16 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The effect for which the agent's turn waits.
+    """The effect whose outcome the agent's current turn waits for.
 
     Attributes:
         key, generation, digest, arguments: as in `KnownEffect`.
         number: number of the agent's output that announces the effect; the effect may run after that output is released.
         name, undo, undo_arguments: as in `MadeEffect`.
-        undoes, undoes_generation: of a compensation, the effect that it compensates.
+        undoes, undoes_generation: key and generation of the effect that a compensation compensates.
         is_marked: a mark is written to the host log before each call, so without a mark the effect was never called.
-        is_begun: such a mark exists; the log may drop it while the effect is still open.
-        is_repeated: a call under this key has failed, or was made in a reverted history: it may have taken effect.
+        is_begun: such a mark exists, or existed: the log may drop the mark while the effect is still open.
+        is_repeated: a call under this key has failed, or was made in a reverted history. That call may have taken effect.
         timeout_s: time limit of a call in seconds.
     """
 
@@ -79,11 +80,11 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect that the agent's current durable turn has made or tried; it is compensated if the turn fails.
+    """An effect that the agent's current durable turn has executed or tried. If the turn fails, the effect is compensated.
 
     Attributes:
         undo: compensation as `"module:function"`, or "" if there is none.
-        undo_arguments: its arguments, each encoded.
+            undo_arguments: arguments of the compensation, each encoded.
     """
 
     key: str
@@ -94,7 +95,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Effects of an agent: the latest finished ones, those of the current turn (both oldest first), and the open one."""
+    """Effects of an agent: the latest finished ones, those of the current turn (both with the oldest first), and the open one."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []
@@ -102,13 +103,13 @@ class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 CHECKPOINT_VERSION = 2
-"""Version of the fields below. Version 1, which had no parts, can still be read; others are rejected."""
+"""Version of the fields below. Version 1, which had no state parts, can still be read; other versions are rejected."""
 
 _READABLE = (1, CHECKPOINT_VERSION)
 
 
 class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message sent inside the cut and not yet consumed inside it."""
+    """A message that was sent inside the cut and was not yet consumed inside it."""
 
     number: int
     stamp: int
@@ -117,14 +118,14 @@ class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message of a finished turn that waits for channel credit, so it has no number yet."""
+    """A message of a finished turn that waits for channel credit. The message has no channel number yet."""
 
     receiver: str
     payload: bytes
 
 
 class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A timer that had not fired; `remaining_ns` is relative to the checkpoint."""
+    """A timer that had not fired. `remaining_ns` is the time left at the checkpoint."""
 
     name: str
     remaining_ns: int
@@ -132,19 +133,20 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reading of a monotonic machine clock, which runs on during sleep and while our processes are down. `boot` identifies the start of the
-    machine."""
+    """Reading of a machine's monotonic clock, which keeps running during sleep and while no process of ours runs. `boot` identifies the
+    start of the machine."""
 
     boot: str
     now_ns: int
 
     def since(self, earlier: "BootClock") -> int:
-        """Return the nanoseconds since another reading; 0 if unknown: it is from another machine or an earlier boot."""
+        """Return the nanoseconds since another reading; 0 if that reading is from another machine or an earlier boot."""
         return max(0, self.now_ns - earlier.now_ns) if self.boot == earlier.boot else 0
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970; `key` is that of an input."""
+    """A message whose handler failed `attempts` times. `time_ns` is wall-clock time since 1970; `key` is the idempotency key of an
+    input."""
 
     sender: str
     payload: bytes
@@ -155,20 +157,21 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class DeadLetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Numbers of an agent's dead letters: those that are kept, in order, and the newest ever assigned."""
+    """Numbers of an agent's dead letters: the numbers of those that are kept, in order, and the highest number ever assigned."""
 
     last: int
     numbers: list[int]
 
 
 def consecutive_dead_letter_numbers(count: int, kept: int) -> DeadLetterNumbers:
-    """Return the numbers as long as none was removed. `count` is the number of dead letters ever, `kept` that of the newest ones kept."""
+    """Return the numbers of the dead letters if none was ever removed. `count` counts all dead letters, `kept` the newest ones that are
+    kept."""
     last = max(count, kept)
     return DeadLetterNumbers(last, list(range(last - kept + 1, last + 1)))
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A spawn that a finished turn requested and that the coordinator has not reserved yet."""
+    """A spawn that a finished turn requested and for which the coordinator has reserved no agent yet."""
 
     agent: str
     kind: str
@@ -176,20 +179,22 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 DROPPED_REPLY = b"\x00dropped"
-"""Marks an input that was dropped by an intended rollback, in place of an answer. No message has an empty type name."""
+"""Value that replaces the answer of an input that an intended rollback dropped. No message has an empty type name."""
 
 
 class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A consumed input, remembered by its client's key to recognize a repetition.
+    """Record of a consumed input under its client's key. The record lets the agent recognize a repetition of the input.
 
     Attributes:
-        number: number of the input.
-        digest: digest of its payload, 16 bytes.
-        admitted_ns: wall-clock time of its host in nanoseconds since 1970.
-        is_dead_lettered: it became a dead letter.
-        reply: answer of its turn; empty if there was none, or if it is forgotten. `DROPPED_REPLY`: it had no turn, and counts as a dead letter.
-        is_open: it is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
-        retried_by: key of the operator command that retried its dead letter; both get the answer of that retry.
+            number: number of the consumed input.
+        digest: digest of the input's payload, 16 bytes.
+        admitted_ns: wall-clock time of acceptance on the host, in nanoseconds since 1970.
+        is_dead_lettered: the input became a dead letter.
+            reply: answer of the input's turn; empty if there was none, or if it is forgotten. `DROPPED_REPLY` means that the input had no
+                turn and counts as a dead letter.
+            is_open: the input is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
+        retried_by: key of the operator command that retried the input's dead letter; the input and the command get the answer of that
+            retry.
     """
 
     key: str
@@ -203,19 +208,19 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
     @property
     def is_dropped(self) -> bool:
-        """Return whether the input never had a turn, because a rollback dropped inputs."""
+        """Return whether the input never had a turn because a rollback dropped it."""
         return self.reply == DROPPED_REPLY
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """External inputs known to an agent: the number of the last consumed one, and the latest keys, oldest first."""
+    """External inputs that an agent has consumed: the number of the last one, and the latest keys, oldest first."""
 
     number: int = 0
     keys: list[KnownKey] = []
 
     @property
     def settled(self) -> int:
-        """Number of the last input up to which all turns have ended."""
+        """Highest input number up to which all turns have ended."""
         return min([known.number - 1 for known in self.keys if known.is_open], default=self.number)
 
 
@@ -223,12 +228,12 @@ NO_INPUTS = SavedInputs()
 
 
 class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An output of an agent that, as far as its host knows, is not released yet.
+    """An output that is not released yet, as far as the agent's host knows.
 
     Attributes:
-        number: counts the agent's outputs from 1 along its history, over all its owners and incarnations.
+            number: number of the output, counted from 1 along the agent's history over all its owners and incarnations.
         payload: the message as encoded by `encode_message`.
-        emitted_ns: wall-clock time in nanoseconds since 1970, for people only.
+        emitted_ns: wall-clock time in nanoseconds since 1970, for display only.
     """
 
     number: int
@@ -238,7 +243,7 @@ class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An agent's outputs: the number of the last one, and the pending ones, ascending and without a gap up to that number."""
+    """An agent's outputs: the number of the last one, and the pending ones, in ascending order without a gap up to that number."""
 
     number: int = 0
     pending: list[SavedOutput] = []
@@ -248,19 +253,19 @@ NO_OUTPUTS = SavedOutputs()
 
 
 TURN_TIMER = "\0waited"
-"""Name of the timer of a waiting durable turn. No timer of an agent can have this name."""
+"""Name of the timer of a durable turn that waits. No timer that an agent sets can have this name."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One entry of a durable turn: a request of its handler, and the outcome.
+    """One entry in the journal of a durable turn: a request of the turn's handler, and the outcome.
 
     Attributes:
         kind: "step", "effect", "call", "sleep", "receive" or "now".
         name: name of the step or effect, the called agent, or the type to receive.
         digest: digest of the arguments, 8 bytes; empty if there are none.
-        outcome: "done", "failed", or "late" after a timeout; "" while the turn waits for it. Effects may also be "adopted" (an
-            earlier turn has done it) or "refused" (an earlier turn used other arguments).
-        result: the encoded value; of "receive" the message; of a failed step its error.
+            outcome: "done", "failed", or "late" after a timeout; "" while the turn waits for the outcome. Effects may also be "adopted" (an
+                earlier turn has executed the effect) or "refused" (an earlier turn used other arguments).
+        result: the encoded result; for "receive" the message; for a failed step its error.
         sender: sender of a received message; key and generation of an effect that was called.
     """
 
@@ -273,13 +278,13 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A durable turn that has begun and not ended. It is saved with the state at its beginning.
+    """A durable turn that has begun and not ended. The turn is saved with the agent's state at the turn's beginning.
 
     Attributes:
         what, sender, payload, key: the message that caused the turn; `key` is set for inputs.
-        seed: seed of its random numbers, 16 bytes.
+        seed: seed of the turn's random numbers, 16 bytes.
         journal: finished entries; in a file, only those that are not in chunks yet (`AgentCheckpoint.journal_part`).
-        waits: the entry for which the turn waits; None if the last one is finished and the turn has not resumed yet.
+        waits: the entry for which the turn waits; None if the last entry is finished and the turn has not resumed yet.
     """
 
     what: str
@@ -292,10 +297,10 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that counts as received but has not had its turn: a durable turn has received a later one first.
+    """A message that counts as received but has not had its turn, because a durable turn received a later message first.
 
     Attributes:
-        key: idempotency key, of an input.
+        key: idempotency key, if the message is an input.
     """
 
     sender: str
@@ -304,20 +309,20 @@ class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
 
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A chunk of a state's part: BLAKE3 digest and length of its plain bytes."""
+    """Reference to a chunk of a state part: BLAKE3 digest and length of the chunk's plain bytes."""
 
     digest: bytes
     size_bytes: int
 
 
 class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A part of a state outside the state's own bytes: an array, a history, a blob.
+    """A part of a state that is stored apart from the state's own bytes: an array, a history or a blob.
 
     Attributes:
         kind: `PART_…` of `storage/capture/image.py`.
         head: information that the kind needs to rebuild the object.
         size_bytes: total length of all chunks.
-        chunk_bytes: size of every chunk but the last; 0 if `sizes` holds the sizes.
+        chunk_bytes: size in bytes of every chunk but the last; 0 if `sizes` holds the sizes.
         sizes: size of each chunk, if `chunk_bytes` is 0.
         digests: concatenated digests of the chunks in order, 32 bytes each.
     """
@@ -339,7 +344,7 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         ]
 
     def contradiction(self) -> str:
-        """Return what is invalid in the part; empty if nothing is. Checked before anything is allocated."""
+        """Return a description of what is invalid in the part; empty if it is valid. The check runs before anything is allocated."""
         count, rest = divmod(len(self.digests), DIGEST_BYTES)
         if rest or self.size_bytes < 0 or self.chunk_bytes < 0 or any(size <= 0 for size in self.sizes):
             return "a part has an impossible length"
@@ -354,45 +359,46 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
+    """Checkpoint of one agent in one cut: state, channel numbers, channel state, outbox, timers and dead letters.
 
-    In a checkpoint pack, it is one that an agent took on its own. Then `epoch` is 0 and `in_transit` empty, since it is in no
-    cut yet, and `sender_log` holds messages that a later cut may need.
+    In a checkpoint pack, the checkpoint is one that an agent took independently. Then `epoch` is 0 and `in_transit` is empty, since the
+    checkpoint is in no cut yet, and `sender_log` holds messages that a later cut may need.
 
-    Files of earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their defaults. Files omit empty `outputs`,
-    `turn`, `journal`, `stash` and `effects`. They omit `dead_letter_numbers` if no dead letter was ever removed, `durable_turns` if
-    none has begun, and `clock` if no timer is set.
+    Files of earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their defaults. Files omit empty
+    `outputs`, `turn`, `journal`, `stash` and `effects`. They omit `dead_letter_numbers` if no dead letter was ever removed,
+    `durable_turns` if none has begun, and `clock` if no timer is set.
 
     Attributes:
         agent: id of the agent.
         kind: class of the agent, `"module:Class"`.
-        incarnation: the incarnation that recorded the checkpoint.
+        incarnation: incarnation of the agent that recorded the checkpoint.
         number: number of earlier checkpoints of this agent, over all incarnations.
-        epoch: the epoch of this checkpoint; 0 if it belongs to none yet.
-        basis: reason: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
+        epoch: the epoch of this checkpoint; 0 if the checkpoint belongs to no epoch yet.
+        basis: reason for the checkpoint: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
         round: for a tentative checkpoint, the epoch of its koo-toueg round.
-        turns: number of turns finished since the previous checkpoint.
+        turns: number of turns that the agent finished since the previous checkpoint.
         parts: parts of the state, in the order in which the state names them.
         is_unborn: the message that creates the agent is in transit in this cut, so there is no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
-        state: encoded by `agent_runtime`; opaque here.
-        state_type: declared type of the state, for a readable difference.
+        state: state as encoded by `agent_runtime`; opaque here.
+        state_type: declared type of the state, used to show readable differences.
         state_version: schema version of the state.
-        state_fields: field → declared type.
-        sent: receiver → last number that left before the record.
+        state_fields: field of the state → declared type.
+        sent: receiver → number of the last message sent before the checkpoint.
         received: sender → last number consumed before the record.
-        protocol_state: frozen image of the checkpointing protocol's core.
-        in_transit: sender → the channel state, in order of numbers.
+        protocol_state: encoded state of the checkpointing protocol's core.
+        in_transit: sender → messages in transit on the channel, in order of numbers.
         sender_log: receiver → all messages sent since the previous checkpoint, in order of numbers.
         outbox: messages of finished turns that wait for channel credit, in order.
-        dead_letters: the latest dead letters; `dead_letter_count` counts all, except those that were handled successfully later.
+        dead_letters: the latest dead letters; `dead_letter_count` counts all that ever were, except those that were handled successfully
+            later.
         saved_numbers: `dead_letter_numbers`, as stored in the file.
-        recorded_ns: wall-clock time in nanoseconds since 1970, for diagrams only: nothing is decided from it.
-        inputs: consumed external inputs; the host log delivers later ones again.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as stored
-            in the file.
-        saved_clock: reading of the machine's clock at the checkpoint: elapsed time since then counts for the timers.
+        recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams, never for decisions.
+        inputs: consumed external inputs; the host log delivers later inputs again.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
+            stored in the file.
+        saved_clock: reading of the machine's clock at the checkpoint; the time that elapses after it counts for the timers.
         saved_journal: `journal_part`, stored in the file as `journal`.
     """
 
@@ -435,34 +441,34 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def dead_letter_numbers(self) -> DeadLetterNumbers:
-        """Numbers of the agent's dead letters; consecutive until one is removed."""
+        """Numbers of the agent's dead letters, which are consecutive until one is removed."""
         return self.saved_numbers or consecutive_dead_letter_numbers(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:
-        """Outputs of the agent; pending ones are in no output file of an earlier epoch."""
+        """Outputs of the agent. Pending outputs are in no output file of an earlier epoch."""
         return self.saved_outputs or NO_OUTPUTS
 
     @property
     def turn(self) -> SavedTurn | None:
-        """The durable turn that has not ended, if any; the state is the one at its beginning."""
+        """The durable turn that has not ended, or None. The saved state is the state at the beginning of that turn."""
         return self.saved_turn or None
 
     @property
     def journal_part(self) -> StatePart | None:
-        """The beginning of the turn's journal, in chunks; `storage/capture/chunking.py` combines both parts."""
+        """The beginning of the turn's journal, in chunks. `storage/capture/chunking.py` combines it with the rest of the journal."""
         return self.saved_journal or None
 
     @property
     def journal_entries(self) -> int:
-        """Number of finished entries of the turn."""
+        """Number of finished entries in the journal of the turn."""
         open_entries = 0 if self.turn is None else len(self.turn.journal)
         part = self.journal_part
         return open_entries if part is None else open_entries + _head_decoder.decode(part.head)[0]
 
     @property
     def chunked(self) -> list[StatePart]:
-        """All chunked parts: those of the state, and the journal's."""
+        """All parts that are stored in chunks: those of the state, and that of the journal."""
         return self.parts if self.journal_part is None else [*self.parts, self.journal_part]
 
     @property
@@ -477,7 +483,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def own_timers(self) -> list[SavedTimer]:
-        """Timers that the agent has set; all of `timers` but the one of its durable turn."""
+        """Timers that the agent has set: all of `timers` except the timer of the agent's durable turn."""
         return [timer for timer in self.timers if timer.name != TURN_TIMER]
 
     @property
@@ -492,7 +498,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def state_bytes(self) -> int:
-        """Size of the state: its own bytes and its parts."""
+        """Size of the state in bytes: the state's own bytes and its parts."""
         return len(self.state) + sum([part.size_bytes for part in self.parts])
 
     def digests(self) -> dict[bytes, None]:
@@ -507,7 +513,7 @@ _head_decoder = msgspec.msgpack.Decoder(tuple[int])
 
 
 def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
-    """Return the blob for `checkpoint`: the same bytes for the same values.
+    """Return the blob for `checkpoint`. Equal checkpoints give equal bytes.
 
     Raises:
         EncodingError: MessagePack cannot encode a field's value, such as an integer above 64 bits.
@@ -519,7 +525,7 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
 
 
 def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
-    """Return the number of messages in these channels, and the bytes of their payloads and piggybacks."""
+    """Return the number of messages in these channels, and the total bytes of their payloads and piggybacks."""
     count = size_bytes = 0
     for channel in messages:
         count += len(channel)
@@ -531,7 +537,7 @@ def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
     """Return the checkpoint in `blob`, whose digest the caller has checked.
 
     Raises:
-        StoreError: this release cannot read its version.
+        StoreError: this release of snapline cannot read the version of the checkpoint.
         DamagedDataError: `blob` is not a checkpoint.
     """
     try:
