@@ -1,25 +1,27 @@
-"""Durable turns from the handler's side: the journal is replayed and continued. No I/O.
+"""Durable turns from the handler's side: replays and continues the journal. This module does no I/O.
 
-A handler with `durable=True` runs in *segments*. Each ends where the handler asks for something that takes time: a step, a call, a sleep, a message.
-Sends of the segment leave at its end. The agent is then between two turns, with a journal of all requests and their results.
+A handler with `durable=True` runs in *segments*. A segment ends where the handler requests an operation that takes time: a step, a call, a
+sleep, a message. Messages that the segment sends leave at its end. The agent is then between two turns, with a journal of all requests and
+their results.
 
-After a recovery the handler runs again, with the state that its turn began with. Results in the journal are returned at once, and sends that have
-left are not repeated. So a handler must make the same requests in the same order whenever it runs. Inputs that would make runs differ (time, random
-numbers, the outside) come from the journal.
+After a recovery the handler runs again, with the state that its turn began with. Results in the journal are returned at once, and messages
+that have already left are not sent again. So a handler must make the same requests in the same order in every run. Values that could differ
+between runs (time, random numbers, results from outside) come from the journal.
 
 The runtime drives the handler's coroutine: the coroutine yields a `SegmentEnd`, and the runtime sends the finished entry into it (`host/turns.py`).
 
-*Logged entries.* A completed step is in the host log before its turn continues, so the host log may hold results beyond the journal's end. A turn
-*adopts* these as if they had ended at once; sends requested there leave with the next segment. But the handler may run again with another history:
-other messages came first, or the state differed. The logged result would then be one that this history never had (G3). So each log entry names its
-conditions, and a turn takes the entry only if all of them are met:
+*Logged entries.* A completed step is in the host log before its turn continues, so the host log may contain results beyond the journal's
+end. A turn *adopts* these results as if the steps had ended at once; messages sent in between leave with the next segment. But the handler
+may run again with another history: other messages came first, or the state differed. The logged result would then not belong to this
+history (G3). So each log entry names its conditions, and a turn adopts the entry only if all of them are met:
 
-- the *seed* of its turn, which follows from the fleet, the agent, the turn's number among the durable turns of its history, the message that began
-  it, and the state that it began with (`turn_seed`);
-- the *place* of the entry, and the digest of all entries before it (`rolled`): everything received, answered or drawn until then;
+- the *seed* of its turn, which is derived from the fleet, the agent, the turn's number among the durable turns of its history, the message
+  that began it, and the state that it began with (`turn_seed`);
+- the *place* of the entry, and the digest of all entries before it (`rolled`), which covers everything received, answered or drawn until
+  then;
 - the request at that place, and the digest of the request's arguments.
 
-Random draws of a turn follow from its seed, so a repeated turn draws the same.
+Random draws of a turn are derived from its seed, so a repeated turn draws the same numbers.
 """
 
 import contextlib
@@ -50,8 +52,8 @@ from snapline.storage.log.log_record import EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 LOGGED_KINDS = ("step", EFFECT, "now")
-"""Kinds of journal entries that are in the host log. Replies and received messages come from channels and checkpoints alone: in a log they could
-belong to a discarded history. The digests of later entries include them."""
+"""Kinds of journal entries that are in the host log. Replies and received messages come only from channels and checkpoints, since logged
+ones could belong to a discarded history. The digests of later entries cover replies and received messages."""
 
 SEED_BYTES = PREFIX_BYTES = 16
 
@@ -59,7 +61,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def turn_seed(cluster: str, agent: str, number: int, *, sender: str, payload: bytes, state: bytes) -> bytes:
-    """Name one durable turn: another turn, or the same turn with another history, has another seed.
+    """Return the seed that identifies one durable turn. Another turn, or the same turn with another history, has another seed.
 
     Args:
         cluster: id of the fleet's run.
@@ -80,7 +82,8 @@ def rolled(prefix: bytes, entries: Iterable[JournalEntry]) -> bytes:
 
 
 class LoggedSteps:
-    """Entries of host logs for one turn that runs again, and the digest of where it is. Without entries it costs nothing."""
+    """Entries of host logs for one turn that runs again, and the digest of the journal up to the turn's current place. Without entries, no
+    digest is computed."""
 
     __slots__ = ("_by_place", "_last", "_prefix")
 
@@ -93,20 +96,21 @@ class LoggedSteps:
         self._last = max(self._by_place, default=-1)
 
     def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the logged result of this entry if the same turn reached it before; None if it did not, or if that is unknown.
+        """Return the logged result of this entry if the same turn reached the entry before. None: the turn did not reach it, or this is
+        unknown.
 
-        The core looks up results of effects (`host/host_effects.py`): they do not belong to one turn alone.
+        The core looks up results of effects (`host/host_effects.py`), since these results do not belong to one turn alone.
         """
         if kind == EFFECT:
             return None
-        for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry is that of the newest attempt
+        for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry is from the newest attempt
             request = logged_entry.entry.kind, logged_entry.entry.name, logged_entry.entry.digest
             if logged_entry.prefix == self._prefix and request == (kind, name, digest):
                 return logged_entry.entry
         return None
 
     def passed(self, place: int, entry: JournalEntry) -> None:
-        """Note the entry in that place, with its result in this run."""
+        """Record the entry at that place, with its result in this run."""
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
@@ -118,7 +122,8 @@ ADOPTED, REFUSED = "adopted", "refused"
 """Further outcomes of an effect: an earlier turn has done the effect, with the same arguments or with others."""
 
 JOURNAL_BYTES_MAX = 64 * 2**20
-"""Largest size of the results in one turn's journal. The journal is in memory, twice if sealed, and a recovery reads it before the turn continues."""
+"""Largest size of the results in one turn's journal. The journal is held in memory, twice if it is sealed, and a recovery reads the journal
+before the turn continues."""
 
 JOURNAL_ENTRIES_MAX = 100_000
 """Largest number of entries in one turn's journal: a recovery replays all of them without a pause, which blocks the host for almost a second."""
@@ -128,7 +133,7 @@ _HERE = __name__.partition(".")[0] + "."
 
 class StepWork(msgspec.Struct, frozen=True):
     """Work of a step: call `function` for at most `timeout_s`, expecting a heartbeat every `heartbeat_s`. Retry after each of `waits_s` if it raises.
-    `is_logged`: the turn continues only when the host log holds the result."""
+    `is_logged`: the turn continues only when the host log contains the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
@@ -143,12 +148,12 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         key: key of the effect within the agent; for a compensation, the key of the effect to undo.
         arguments: arguments as text, for display.
-        asked_ns: wall-clock time since 1970.
-        undo, undo_arguments: compensation as `"module:function"`, "" if there is none, and each of its arguments, encoded.
+        asked_ns: wall-clock time of the request, since 1970.
+        undo, undo_arguments: compensation as `"module:function"` ("" if there is none), and its encoded arguments.
         is_undo: the intent is a compensation of the effect with this key and generation; generation 0 means the newest.
         saga: saga block of the effect, or "".
         timeout_s: how long each call may take.
-        has_probe, is_repeatable: how a crash in its middle is resolved.
+        has_probe, is_repeatable: determine what is done after a crash during the call.
     """
 
     key: str
@@ -167,7 +172,7 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
 class EffectWork(msgspec.Struct, frozen=True):
     """Work of an effect: call `function` with its outside key, like a step, for at most `timeout_s`. Retry after each of `waits_s` if it raises.
 
-    `probe` finds out whether an earlier call has done the effect: None means that no call has.
+    `probe` finds out whether an earlier call has done the effect; it returns None if no call has.
     """
 
     function: Callable[..., Any]
@@ -182,8 +187,8 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     """The end of a segment.
 
     Attributes:
-        waits: the handler's request.
-        timeout_ns: time until the wait times out, or until a sleep is done; None: no limit.
+        waits: the request whose result the handler waits for.
+        timeout_ns: time until the wait times out or the sleep ends; None: no limit.
         work: work of a step or an effect.
         entries: requests since the previous segment whose results were known at once.
         is_repeated: the turn waited here before, so this segment's sends have already left.
@@ -196,7 +201,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     is_repeated: bool
 
     def pause(self, seed: bytes) -> "Pause":
-        """Return the pause for the core, of the turn with this seed."""
+        """Return this segment end as a `Pause` for the core; `seed` is the seed of the turn."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = self.work is not None and self.work.is_logged
@@ -227,9 +232,9 @@ class TurnJournal:
     Attributes:
         seed: seed of the turn's random draws.
         received_from: sender of the last received message.
-        divergence: the handler's request differed from the journal. The handler may have caught the error and continued.
-        has_left: sends before the last wait have left, since the turn has waited there.
-        takes_effects: this store can release intents.
+        divergence: the handler's request differed from the journal. The handler may have caught the resulting error and continued.
+        has_left: messages sent before the last wait have left, since the turn has waited there.
+        takes_effects: the store can release intents, so effects are possible.
         own_modules: modules in which compensations are looked up (`sagas.py`).
     """
 
@@ -242,7 +247,7 @@ class TurnJournal:
         takes_effects: bool = True,
         own_modules: Sequence[str] = (),
     ) -> None:
-        """`begun`: saved turn to run again; `logged`: logged entries of turns with its number."""
+        """`begun`: saved turn to run again; `logged`: log entries of turns with the same number."""
         self.takes_effects = takes_effects
         self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
@@ -259,7 +264,7 @@ class TurnJournal:
 
     @property
     def is_beyond(self) -> bool:
-        """Return whether the handler has made more requests than were known when it was run."""
+        """Return whether the handler has made more requests than were known when this run started."""
         return self._place > len(self._known)
 
     def draw(self) -> bytes:
@@ -268,7 +273,7 @@ class TurnJournal:
         return blake2b(self._draws.to_bytes(8, "big"), key=self.seed, person=b"draw", digest_size=32).digest()
 
     def now(self, now_ns: Callable[[], int]) -> int:
-        """Return the time when the handler first asked here."""
+        """Return the time at which the handler first made this request."""
         place = self._place
         entry = self._reach("now", "", b"")
         if entry is None:
@@ -280,11 +285,12 @@ class TurnJournal:
         return int.from_bytes(entry.result, "big")
 
     def call_id(self) -> bytes:
-        """Name the next call: no other one of this agent has this id."""
+        """Return the id of the next call, which is unique among this agent's calls."""
         return call_id(self.seed, self._place)
 
     def effect_id(self, digest: bytes) -> bytes:
-        """Name the next effect, `digest`: of its name and arguments. With another past its turn may request another one in its place."""
+        """Return the id of the next effect. `digest` covers its name and arguments, since the turn may request another effect at this place
+        in another history."""
         return call_id(self.seed, self._place, digest)
 
     async def wait(
@@ -296,12 +302,12 @@ class TurnJournal:
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """End the segment, unless the journal, or the host log, has the result already."""
+        """End the segment, unless the journal or the host log already has the result."""
         place = self._place
         entry = known = self._reach(kind, name, digest)
         is_undo = (
             isinstance(work, EffectWork) and work.intent.is_undo
-        )  # one for each effect: compensations must not fail on this limit
+        )  # one entry for each effect is reserved, so that compensations do not fail on this limit
         if known is None and not is_undo:
             self._check_room(place)
         if known is None or not known.outcome:
@@ -322,7 +328,7 @@ class TurnJournal:
         self._logged.passed(place, found)
 
     def _reach(self, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the journal's entry in the next place; None: the turn has not been there."""
+        """Return the journal's entry at the next place; None if the turn has not reached this place before."""
         place = self._place
         self._place += 1
         if place >= len(self._known):
@@ -334,7 +340,7 @@ class TurnJournal:
         return known
 
     def _check_room(self, place: int) -> None:
-        """Check the room for one more entry."""
+        """Check that the journal has room for one more entry."""
         if place >= JOURNAL_ENTRIES_MAX or self._size_bytes >= JOURNAL_BYTES_MAX:
             raise UsageError(
                 f"the turn's journal is full: {place:,} entries with {self._size_bytes:,} bytes of results, and a turn may have "
@@ -344,11 +350,11 @@ class TurnJournal:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Guard the reading of a recorded result. It was readable as declared when recorded, so code that cannot read it is not the code that began
-        the turn.
+        """Turn an error in reading a recorded result into a divergence. The result had its declared type when it was recorded, so code that
+        cannot read it differs from the code that began the turn.
 
         Raises:
-            DivergenceError: in place of EncodingError.
+            DivergenceError: raised in place of EncodingError.
         """
         try:
             yield
@@ -360,7 +366,7 @@ class TurnJournal:
             raise self.divergence from error
 
     def end(self) -> None:
-        """End the journal: the handler has returned."""
+        """End the journal, since the handler has returned."""
         if self.divergence is None and self._place < len(self._known):
             self._diverged(self._place, "has ended")
 
@@ -389,7 +395,7 @@ def _difference(known: JournalEntry, kind: str, name: str) -> str:
 
 
 def _line_of_handler() -> str:
-    """Return the innermost line that is not the runtime's."""
+    """Return the innermost source line that is not in the runtime."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
@@ -399,11 +405,11 @@ def _line_of_handler() -> str:
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
 LATE_REPLY = "@reply"
-"""Type name of a late reply, for a call that has given up."""
+"""Type name of a late reply, for a call that has timed out."""
 
 
 def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
-    """Name the call, or the effect with this digest, in this place of a turn's journal, from 0."""
+    """Return the id of the call, or of the effect with this digest, at this place of a turn's journal; places count from 0."""
     return blake2b(place.to_bytes(8, "big") + digest, key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
@@ -413,7 +419,7 @@ def call_payload(call: bytes, payload: bytes) -> bytes:
 
 
 def reply_payload(call: bytes, payload: bytes) -> bytes:
-    """Return the reply; an empty one if there is nothing to say."""
+    """Return the encoded reply; an empty one if the turn gives no answer."""
     return REPLY + call + payload
 
 
@@ -451,7 +457,7 @@ def argument_digest(step: str, arguments: object) -> bytes:
     """Return a digest of the arguments, independent of the order of sets; "" for no arguments.
 
     Raises:
-        EncodingError: they cannot be encoded.
+        EncodingError: the arguments cannot be encoded.
     """
     try:
         return blake2b(encode_ordered(arguments), digest_size=ARGUMENT_DIGEST_BYTES).digest() if arguments else b""
@@ -464,7 +470,7 @@ def argument_digest(step: str, arguments: object) -> bytes:
 
 
 def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
-    """Encode an argument of a compensation for storage; it will be decoded as `declared`.
+    """Encode an argument of a compensation for storage; the argument will be decoded as the type `declared`.
 
     Raises:
         EncodingError: the argument cannot be encoded, or would decode to another value.
@@ -491,7 +497,8 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
 def encode_result(
     step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
 ) -> bytes:
-    """Encode a step's result for the journal; `function` declares the result's type. An effect's result may lose its type if undeclared.
+    """Encode a step's result for the journal; `function` declares the result's type. An effect's result may lose its type if the function
+    declares none.
 
     Raises:
         EncodingError: the result cannot be encoded, or would decode to another value.
@@ -505,7 +512,7 @@ def encode_result(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
     declared = returned_by(function)
-    # The effect itself has succeeded, and the handler sees only the journal's copy of an undeclared result.
+    # The effect itself has succeeded, and the handler gets only the journal's copy of a result without a declared type.
     if not is_effect or declared is not Any:
         check_declared(value, declared, f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
@@ -520,13 +527,13 @@ def encode_error(error: BaseException) -> bytes:
     """Encode the error that a step has raised."""
     try:
         reason = str(error)
-    except Exception:  # of the error's own class
+    except Exception:  # the error's own class may raise anything
         reason = "it does not say why"
     return encode_body([type(error).__name__, reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()])
 
 
 def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result
-    """Return the step's result by the journal.
+    """Return the step's result from the journal.
 
     Raises:
         StepFailedError: the step raised.

@@ -1,7 +1,7 @@
 """Driver of a host core: runs turns, takes images, loads recovery lines, and talks to the coordinator.
 
-The driver makes no protocol decisions, and has no sockets, threads or clocks: its `HostEnvironment` provides them. The environment is the process in
-production (`process.py`), and a heap with virtual time in the simulator (`sim/world/host.py`).
+The driver makes no protocol decisions, and has no sockets, threads or clocks: its `HostEnvironment` provides them. The environment is the
+host process in production (`process.py`), and an event queue with virtual time in the simulator (`sim/world/host.py`).
 """
 
 import logging
@@ -81,7 +81,7 @@ TURNS_IN_A_ROW = 64
 """Largest number of turns between two passes of the event loop: about a millisecond of plain turns."""
 
 ADAPTER_DIRECTIVES = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
-"""Directives that bypass the core."""
+"""Directives of the coordinator that the driver handles without the core."""
 
 log = logging.getLogger("snapline.host")
 
@@ -91,11 +91,11 @@ class HostDriver:
 
     Attributes:
         core: the host core.
-        plan: last confirmed plan.
+        plan: the last plan that was applied and confirmed.
         offer, ask, view: entry points for inputs, waits for answers, and agent views; see `Intake`.
-        tracing: trace of the host, and its viewers.
+        tracing: the host's trace, and viewers of the trace.
         started: agent → start (monotonic ns) of its waiting turn.
-        at: turn or step that is running or starting; log lines refer to it.
+        at: turn or step that is running or starting; log lines name it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HostDriver:
         is_watched: bool = False,
         observer: HostObserver | None = None,
     ) -> None:
-        """`is_watched`: the core reports when each logged message leaves, and more that only an observer wants."""
+        """`is_watched`: the core also reports events that only an observer needs, such as the departure of each logged message."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -197,7 +197,7 @@ class HostDriver:
     # ---- feeding the core -----------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Heard) -> None:
-        """Hand one event to the core and carry its commands out."""
+        """Pass one event to the core, and carry out the core's commands."""
         exit_if_child()
         if self._is_over:
             return
@@ -209,14 +209,14 @@ class HostDriver:
         self._environment.fed()
 
     def stop(self) -> None:
-        """Stop the driver: nothing more happens to the agents, and their pending work is discarded."""
+        """Stop the driver. The agents take no more turns, and their pending work is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
         self.turns.forget_all()
 
     def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
-        """Wrap each turn, or segment, that runs on the loop."""
+        """Set a context manager that wraps each turn or segment on the event loop."""
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
@@ -245,7 +245,7 @@ class HostDriver:
         self._carry(core.handle(now_ns(), ev.BatchEnded()))
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        """End a turn that had to wait."""
+        """Handle the end of a turn that ran in a task."""
         event = self._observer.turn_ended(event)
         self.started.pop(event.agent, None)
         self.feed(event)
@@ -267,11 +267,11 @@ class HostDriver:
     # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return the refusal of the stream of `peer`; None: it may be accepted."""
+        """Return the refusal of the stream from `peer`; None if the stream may be accepted."""
         return self.core.judge(hello)
 
     def dial_requested(self, hello: LinkHello) -> None:
-        """Handle a host's request to be dialled."""
+        """Handle the request of another host that this host dial it."""
         self.feed(ev.PeerKnocked(hello))
 
     def opened(self, peer: str, attempt: int) -> bool:
@@ -282,11 +282,11 @@ class HostDriver:
         return True
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Handle a frame."""
+        """Handle a received frame."""
         self.feed(ev.FrameReceived(peer, frame))
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Return the next frame for a free writer, if any."""
+        """Return the next frame to `peer`, whose writer is free; None if there is none."""
         if peer not in self.core.peers:
             return None
         self._frame = None
@@ -317,7 +317,7 @@ class HostDriver:
     def heartbeat(
         self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None
     ) -> Heartbeat:
-        """Return the heartbeat: this host is alive, and its state."""
+        """Return the heartbeat, which shows that this host is alive and reports its state."""
         now_ns, steps = self._now_ns(), self._progress.steps()
         return heartbeat_of(
             *(self.core, sequence),
@@ -365,7 +365,8 @@ class HostDriver:
         self._observer.directive_handled()
 
     def _turned_away(self, rejection: TurnedAway) -> None:
-        """End a host that is turned away: one never welcomed was started wrongly, and will be turned away again; another has been replaced."""
+        """Stop this host, since the coordinator rejects it. A host that was never welcomed was started wrongly and would be rejected again;
+        any other host has been replaced."""
         log.warning("turned away: %s", rejection.reason)
         if rejection.is_final and not self.core.start:
             self._environment.fail(UsageError(rejection.reason))
@@ -422,7 +423,7 @@ class HostDriver:
         if self.tracing.is_on and command.basis in ("basic", "forced"):
             self.tracing.checkpoint(command.agent, command.control.number, command.basis)
         elif self.tracing.is_on:
-            self.tracing.flush()  # a tentative checkpoint is traced when permanent; its contents, before it is durable
+            self.tracing.flush()  # a tentative checkpoint is traced when it becomes permanent; its contents are traced before they are durable
         recorded = self._environment.wall_ns(), took, self._environment.boot_clock()
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
         if self._measures:
@@ -483,7 +484,7 @@ class HostDriver:
         self._environment.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
-        if command.plan != self.core.plan:  # the command waited while an older plan was loading
+        if command.plan != self.core.plan:  # the command waited while the agents of an older plan were loading
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._environment.open_store()
@@ -495,7 +496,7 @@ class HostDriver:
             path = finding.path if finding is not None else ""
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except MigrationError:
-            raise  # ends this host: a plan refused three times would end the fleet permanently
+            raise  # stops this host, since a plan refused three times would end the fleet permanently
         except UsageError as error:
             if command.line_epoch:
                 return ev.LoadFailed(command.plan, 0, "", str(error))
@@ -552,7 +553,7 @@ def _observed(observe: Callable[[ev.HostOutput, Execute], None], execute: Execut
 
 
 def _nothing(_command: ev.HostOutput) -> None:
-    """Carry out a command that only an observer wants."""
+    """Ignore a command that only an observer needs."""
 
 
 def _log_dead_letter(sender: str, receiver: str, error: str) -> None:

@@ -1,20 +1,23 @@
-"""Forks of a snapshot: the whole request is checked, then a new store is written (`storage/transfer/forking.py`).
+"""Forks of a snapshot: this module checks the whole request and then writes a new store (`storage/transfer/forking.py`).
 
-Errors in a fork's code and settings are found before a byte is written: a missing class, a state without a migration, an unfinished durable turn
-without its handler, a field that does not exist or has another type. The snapshot is pinned meanwhile and otherwise untouched: its fleet may run on.
+Errors in a fork's code and settings are found before any data is written: a missing class, a state without a migration, an unfinished
+durable turn without its handler, a field that does not exist or has another type. The snapshot is pinned meanwhile and otherwise unchanged;
+its fleet may continue to run.
 
-*Open effects* belong to the parent fleet, and the fork does not touch them. The parent waits for these effects, calls them, and undoes them if the
-turn fails. A fork that did the same would do each effect a second time, under other outside keys. So the fork's checkpoints differ from the parent's:
+*Open effects* belong to the parent fleet, and the fork does not touch them. The parent waits for these effects, calls them, and undoes them
+if the turn fails. If a fork did the same, each effect would be done twice, under different outside keys. So the fork's checkpoints differ
+from the parent's:
 
-- The entry at which a turn waits for an effect is refused.
+- If a turn waits for an effect, the effect is refused.
 - Effects of that turn are not undone. Turns that undo effects are removed, with the dead letters of failed ones.
-- Completed effects stay known by their keys: they are part of the history that both fleets share.
-- An effect left by a failed turn is no orphan. A later turn that requests it gets the result, and does not undo it. Users cannot undo it in the fork.
+- Completed effects stay known by their keys, since they are part of the history that both fleets share.
+- An effect left by a failed turn is not an orphan. A later turn that requests the effect gets its result, and does not undo the effect.
+  Users cannot undo the effect in the fork.
 
-*Changes to fields.* The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). It is decoded without types, one
-value is replaced, and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The
-declared types are followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is
-decoded as declared, as a host will do.
+*Changes to fields.* The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). The record is decoded
+without types, one value is replaced, and the record is encoded again. So arrays and histories outside the field are not read, and their
+bytes stay the same. The declared types are followed along the path, and the new value is decoded from JSON as the declared type of the
+field. Finally the whole record is decoded as declared, as a host will do.
 """
 
 import dataclasses
@@ -53,15 +56,15 @@ REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it
 
 
 def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Return the checkpoint as a fork begins with it; one that is equal if nothing of its effects is open."""
+    """Return the checkpoint with which a fork begins. If no effect is open, the returned checkpoint is equal to the given one."""
     return _without_turn(
         _without_failed_compensations(_without_undoing(_without_window(checkpoint))), checkpoint.effects
     )
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Return whether the agent waits for an effect. Only a later checkpoint may hold the intent: it is made after the segment that requests the
-    effect."""
+    """Return whether the agent waits for an effect. The effect's intent may be missing from this checkpoint: it is added after the segment
+    that requests the effect."""
     turn = checkpoint.turn
     return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
 
@@ -76,7 +79,8 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Remove turns that undo. Effects without keys are forgotten with their turn: such turns may be all that a checkpoint has of effects."""
+    """Remove turns that undo effects. Effects without keys are removed with their turn. Such turns may be the only record of effects in a
+    checkpoint."""
     stash = [stashed for stashed in checkpoint.stash if not stashed.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 
@@ -114,7 +118,7 @@ def _refused(turn: SavedTurn, effects: SavedEffects | None) -> SavedTurn:
 
 
 class FieldSetting(msgspec.Struct, frozen=True):
-    """One field of one agent, and its new value, as JSON."""
+    """One field of one agent, with the field's new value as JSON."""
 
     agent: str
     path: str
@@ -122,16 +126,16 @@ class FieldSetting(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Return the field's place as it is written."""
+        """Return the field's place in the form `AGENT.PATH`."""
         return f"{self.agent}{'' if self.path.startswith('[') else '.'}{self.path}"
 
 
 class SettingError(UsageError):
-    """A field cannot be set so. Nothing was written."""
+    """A field cannot be set to the given value, or does not exist. Nothing was written."""
 
 
 def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
-    """Return agent and path of `AGENT.PATH`. Ids may contain dots: the longest known id is used.
+    """Split `AGENT.PATH` into the agent's id and the path. Ids may contain dots, so the longest known id is used.
 
     Raises:
         SettingError: the place names no known agent, or no field.
@@ -148,7 +152,7 @@ def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
 def with_settings(
     plan: MigrationPlan | None, checkpoint: AgentCheckpoint, settings: list[FieldSetting]
 ) -> AgentCheckpoint:
-    """Return the checkpoint with these fields set, in order; its state has the class's current version.
+    """Return the checkpoint with these fields set, in order; the state is migrated to the class's current version.
 
     `plan`: migration of the state; None: the agent does not exist yet.
 
@@ -206,7 +210,7 @@ def _migrated(plan: MigrationPlan, checkpoint: AgentCheckpoint, first: str) -> A
 
 
 def _set(record: object, declared: Any, setting: FieldSetting) -> object:
-    """Return the record with one value replaced; containers on the way are changed in place."""
+    """Return the record with one value replaced; containers along the path are changed in place."""
     steps = [key for key, _ in steps_of(setting.path)]
     holder = [record]
     value: Any = holder
@@ -248,7 +252,7 @@ def _name(declared: Any) -> str:
 def _step(
     inner: object, declared: Any, key: object, where: str, setting: FieldSetting, *, is_last: bool
 ) -> tuple[object, Any]:
-    """Return the step's target in `inner` (a key or an index), and the type declared there."""
+    """Return the key or index in `inner` to which this path step leads, and the type declared there."""
     declared = _bare(declared)
     origin = typing.get_origin(declared) or declared
     if isinstance(inner, dict) and origin in (dict, Mapping):
@@ -262,7 +266,7 @@ def _step(
 
 
 def _bare(declared: Any) -> Any:
-    """Strip annotations from a type, and None where one other type is left."""
+    """Strip annotations from a type. Also strip None from a union if one other type remains."""
     if typing.get_origin(declared) is typing.Annotated:
         return _bare(typing.get_args(declared)[0])
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -291,12 +295,12 @@ def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSettin
     place, kind = fields[key]
     if isinstance(inner, dict):
         return place, kind
-    offset = len(inner) - len(fields)  # the first item is the tag
+    offset = len(inner) - len(fields)  # the first item is the struct's tag
     return list(fields).index(key) + offset, kind
 
 
 def _fields(declared: Any) -> dict[Any, tuple[str, Any]]:
-    """Return field name → its name in a record, and its type."""
+    """Return a mapping from field name to the field's name in a record and its type."""
     origin = typing.get_origin(declared) or declared
     if issubclass(origin, msgspec.Struct):
         return {x.name: (x.encode_name, x.type) for x in msgspec.structs.fields(declared)}
@@ -317,17 +321,18 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """A fork that was made.
 
     Attributes:
-        name: its own.
+        name: the fork's name.
         store, cluster: location and id of the fork's store.
         parent, parent_name: cluster id and name of the parent fleet.
         epoch: number of the snapshot, in both stores.
         root: digest of the fork's first snapshot.
         agents, messages: number of agents, and of messages in transit between them.
         inputs_copied, inputs_dropped: number of inputs that the parent had acknowledged and its agents had not consumed.
-        effects_refused: number of effects that agents wait for in the snapshot. They belong to the parent; the fork's handlers get a refusal.
-        changed: the fields that were set.
+        effects_refused: number of effects that agents wait for in the snapshot. These belong to the parent; the fork's handlers get a
+            refusal.
+        changed: the fields whose values were set.
         not_begun: agents of the definition that are not in the snapshot (they left, or are new) and so do not start.
-        is_live: whether it may do effects.
+        is_live: whether the fork may do effects.
     """
 
     name: str
@@ -351,11 +356,11 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a fork.
 
     Attributes:
-        name: its own.
+        name: the fork's name.
         settings: field, as `AGENT.FIELD`, → new value, as JSON.
-        fleet: fleet definition of the fork; None: that of its parent.
+        fleet: fleet definition of the fork; None: the parent's definition.
         inputs: whether inputs that are not consumed in the snapshot are copied.
-        is_live: whether it may do effects.
+        is_live: whether the fork may do effects.
     """
 
     name: str
@@ -371,15 +376,15 @@ def fork_snapshot(
     """Make a fork of a snapshot; its store, at the path or URL `to`, is durable on return.
 
     Args:
-        keys: keys of the new store; None: those of the environment.
+        keys: keys of the new store; None: the keys from the environment variables.
         begin_again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
 
     Raises:
-        UsageError: the request does not fit the snapshot, or `to` holds something; nothing was written.
+        UsageError: the request does not fit the snapshot, or `to` is not empty; nothing was written.
         EncodingError: a class is missing, or a state cannot be migrated to it; nothing was written.
         NotFoundError: there is no such snapshot.
-        DamagedDataError: something of it is damaged.
-        StoreError: a disk failed.
+        DamagedDataError: data of the snapshot is damaged.
+        StoreError: reading or writing a store failed.
     """
     check_id(request.name, "fork")
     now_s = time.time()
@@ -391,7 +396,7 @@ def fork_snapshot(
 
 
 class _CheckedFork:
-    """A request that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
+    """A request that fits its snapshot: all checkpoints have been read and accepted."""
 
     def __init__(self, source: Store, epoch: int, request: ForkRequest) -> None:
         self._source = source
@@ -403,7 +408,7 @@ class _CheckedFork:
         self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
         self._consumed: dict[str, int] = {}
         self._settled: dict[str, AgentCheckpoint] = {}
-        """Checkpoints of agents that wait for effects, with those refused."""
+        """Checkpoints of agents that wait for effects, with these effects refused."""
         self._effects_refused = 0
         self._settings = self._settings_by_agent()
         self._changed = self._check_all()
@@ -463,7 +468,7 @@ class _CheckedFork:
             yield begins
 
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
-        """Check that a durable turn in its middle finds the handler that began it."""
+        """Check that an unfinished durable turn finds the handler with which it began."""
         for checkpoint in read:
             agent_class = class_of(fleet, checkpoint.kind)  # a missing class is reported together with all others
             if checkpoint.turn is not None and agent_class is not None:
@@ -480,7 +485,7 @@ class _CheckedFork:
     # ---- what the fork will hold --------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """Return the order for storage. UsageError: inputs to copy are no longer kept."""
+        """Return the order for the storage layer. UsageError: inputs that must be copied are no longer kept."""
         metadata, fleet = self._manifest.metadata, self._request.fleet
         is_copied = self._request.inputs == "copy"
         return ForkOrder(

@@ -1,20 +1,20 @@
-"""The mode of all protocols but chandy-lamport: agents checkpoint on their own, or for a koo-toueg round.
+"""Host mode for all protocols except chandy-lamport: agents checkpoint on their own, or for a koo-toueg round.
 
-Theory of operation
--------------------
-The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until the agent's next checkpoint stores it. So a cut of
-checkpoints has its in-transit messages in the store: a checkpoint includes the messages sent before it (protocols.md, section 3). The coordinator
-makes epochs of such cuts. Plans then work as in every fleet, and this mode takes no part in recoveries except for the freeze before one.
+Theory of operation ------------------- The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until
+the agent's next checkpoint stores it. So the store has the in-transit messages of every cut of checkpoints: a checkpoint includes the
+messages sent before it (protocols.md, section 3). The coordinator makes epochs from such cuts. Recovery plans then work as in every fleet.
+This mode takes no part in recoveries except for the freeze before a recovery.
 
-Around a message's turn (protocols.md, section 4): before the turn the rule may force a checkpoint, and then merges the message's piggyback. Between
-turns the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round a tentative one. The mark of a message is its piggyback.
+Around a message's turn (protocols.md, section 4): before the turn the protocol's rule may force a checkpoint; the rule then merges the
+message's piggyback. Between turns the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative
+checkpoint. The mark of a message is its piggyback.
 
-*Freezes.* Before a recovery the coordinator wants a cut of live states. During a freeze no turn starts and nothing leaves an outbox. Each agent that
-has changed since its last checkpoint takes one as soon as its turn ends. If a turn runs for more than a second, or an image cannot be taken, the
-agent counts as failed.
+*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts and nothing leaves an outbox.
+Each agent that has changed since its last checkpoint takes one as soon as its turn ends. If a turn runs for more than a second, or an image
+cannot be taken, the agent counts as failed.
 
-*Rounds* of Koo and Toueg: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round. An agent with a tentative
-checkpoint is blocked, hence held, until the outcome. The agent's own part is `protocols/koo_toueg.py`.
+*Rounds* of Koo and Toueg: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round. An agent with a
+tentative checkpoint is held until it receives the outcome. The agent's own part is `protocols/koo_toueg.py`.
 
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 """
@@ -39,7 +39,7 @@ from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 FREEZE_NS = 1_000_000_000
-"""Longest time that a freeze waits for running turns: it delays the recovery, and a longer turn is lost."""
+"""Longest time that a freeze waits for running turns. The freeze delays the recovery by this wait, and a turn that runs longer is lost."""
 
 
 class HostFreeze:
@@ -57,12 +57,12 @@ class HostFreeze:
         self._report_ns: int | None = None
 
     def reset(self) -> None:
-        """Forget the freeze, if there is one."""
+        """Cancel the freeze, if there is one."""
         self.unfrozen = {}
         self._report_ns = None
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Freeze all agents. A host that has not applied the plan, or came back since, has no changed agents."""
+        """Freeze all agents. A host that has not applied the plan, or that has restarted since, has no changed agents."""
         shared = self._shared
         if event.plan != shared.plan or not shared.is_loaded:
             shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
@@ -76,7 +76,7 @@ class HostFreeze:
         self._report_soon()
 
     def settle(self, agent: LocalAgent) -> bool:
-        """Freeze an agent between two turns, if the freeze waits for it; return whether it did."""
+        """Freeze an agent between two turns if the freeze waits for this agent. Return whether the agent was frozen now."""
         if agent.id not in self.unfrozen:
             return False
         self._freeze(agent)
@@ -96,16 +96,16 @@ class HostFreeze:
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """Report, if all agents are frozen, once the requested images have been taken; failed ones are named."""
+        """Report the freeze if all agents are frozen, once the requested images have been taken. The report names failed agents."""
         if not self.unfrozen:
             self._report_ns = self._shared.now
 
     def wakeups_ns(self) -> list[int]:
-        """Return when `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         return [] if self._report_ns is None else [self._report_ns]
 
     def clock_passed(self) -> None:
-        """Report, if the freeze has waited long enough."""
+        """Report the freeze if it has waited for its longest time."""
         if self._report_ns is not None and self._report_ns <= self._shared.now:
             self._report()
 
@@ -117,7 +117,7 @@ class HostFreeze:
         self.reset()
 
     def on_thaw_agents(self, event: msg.ThawAgents) -> None:
-        """End the freeze. Number 0 ends any freeze: the coordinator sends it to every host that comes back and is not to be frozen."""
+        """End the freeze. Number 0 ends any freeze: the coordinator sends it to every returning host that must not be frozen."""
         freeze = self._holds.freeze
         if event.plan != self._shared.plan or freeze is None or event.number not in (0, freeze):
             return
@@ -128,7 +128,8 @@ class HostFreeze:
 class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
     """One agent's answer to a round, on a request from `asker` ("" for an initiator).
 
-    `number`: number of its tentative checkpoint, or 0; `requests`: agent to ask next → last number received from it.
+    `number`: number of the agent's tentative checkpoint, or 0; `requests`: agent to ask next → number of the last message received from
+    that agent.
     """
 
     agent: str
@@ -140,7 +141,7 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostRounds:
-    """See the module."""
+    """This host's part in koo-toueg rounds; see the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
         self._shared = parts.shared
@@ -148,10 +149,10 @@ class HostRounds:
         self._saving = saving
         self._standing = standing
         self._asked: list[tuple[str, kt.CheckpointRequested]] = []
-        """Requests to agents whose turn runs."""
+        """Requests to agents whose turn is running."""
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Forget all rounds, since a recovery plan ends the history of every agent here."""
         self._asked = []
 
     def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
@@ -161,7 +162,7 @@ class HostRounds:
         for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
             request = kt.CheckpointRequested(event.epoch, asker or None, number)
             agent = self._shared.agents.get(agent_id)
-            if agent is None:  # just being created: it has received nothing that concerns this round
+            if agent is None:  # the agent is being created, and has received no message that concerns this round
                 answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
             elif agent.current is not None:
                 self._asked.append((agent_id, request))
@@ -170,7 +171,7 @@ class HostRounds:
         self._answer(event.epoch, answers)
 
     def ask_again(self, agent: LocalAgent) -> None:
-        """Answer requests that arrived during the agent's turn."""
+        """Answer requests of rounds that arrived during the agent's turn."""
         requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
         if requests and agent.current is None:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
@@ -210,7 +211,7 @@ class HostRounds:
             )
 
     def ended(self, event: msg.EndEpoch) -> None:
-        """End a decided round: tentative checkpoints become permanent, or are dropped."""
+        """End a decided round: make its tentative checkpoints permanent, or drop them."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
         for agent in list(self._shared.agents.values()):
             if agent.logged.rounds is None:
@@ -254,11 +255,12 @@ def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_
 
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
-"""Largest size of one agent's log in memory. Above it the agent takes a basic checkpoint regardless of its policy, which stores the log."""
+"""Largest size of one agent's log in memory. Above this size the agent takes a basic checkpoint, which stores the log, whatever its policy
+says."""
 
 
 class LoggedMode:
-    """Mode of logged fleets.
+    """Host mode of fleets whose agents keep sender logs.
 
     Attributes:
         holds: reasons for holding agents, and the backlog for the store.
@@ -311,7 +313,7 @@ class LoggedMode:
         if owner.current is None:
             self._saving.moved(
                 owner
-            )  # the message had waited for credit: the outbox is shorter than at the last checkpoint
+            )  # the message had waited for credit, so the outbox is now shorter than at the last checkpoint
         if logged.log_bytes > LOG_BYTES_MAX:
             self._saving.owe_basic(owner.id, logged)
         if logged.backlog.log_bytes > LOGS_BYTES_MAX:
@@ -328,10 +330,10 @@ class LoggedMode:
         return message.piggyback
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Do nothing: the rule sees the message when its turn has come."""
+        """Do nothing: the rule processes the message just before the message's turn."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Force a checkpoint if needed, then merge the message's piggyback."""
+        """Force a checkpoint if the rule requires one, then merge the message's piggyback."""
         logged, inlet, piggyback = agent.logged, entry[0], entry[1]
         if inlet is None or logged.admitted:
             return
@@ -340,8 +342,9 @@ class LoggedMode:
             return
         assert isinstance(piggyback, bytes)
         sender = self._shared.ordinals.get(inlet.sender, -1)
-        # An unborn agent has done nothing: its creation counts as the checkpoint before its first message.
-        # A message that is retried has been merged already. Sends that left meanwhile precede it in the same interval.
+        # An unborn agent has done no work, so its creation counts as the checkpoint before its first message. The
+        # piggyback of a retried message is already merged. Sends that left meanwhile precede the message in the same
+        # interval.
         has_sent = agent.attempts > 0 and logged.log_messages > 0 and self._protocol in CIC_PROTOCOLS
         if agent.is_born and (has_sent or logged.rule.forces(sender, piggyback)):
             self._saving.take(agent, "forced", cause=piggyback)
@@ -366,7 +369,7 @@ class LoggedMode:
             self._settle_owed(agent)
 
     def _settle_owed(self, agent: LocalAgent) -> None:
-        """Carry out requests that arrived while the agent was busy, between two turns."""
+        """Carry out, between two turns, the requests that arrived while the agent was busy."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
         if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
@@ -375,7 +378,7 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Count the turn. Its message, if it came over a channel, has been noted already."""
+        """Count the turn. If its message came over a channel, `consuming` has already processed the message."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:
@@ -387,13 +390,13 @@ class LoggedMode:
         self._saving.moved(agent)
 
     def tried(self, agent: LocalAgent) -> None:
-        """Let the rule process the message again, since sends and checkpoints may precede the retry."""
+        """Let the rule process the message again, since sends and checkpoints may happen before the retry."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
-            self._saving.moved(agent)  # a message left the outbox during the turn, which its end would not note
+            self._saving.moved(agent)  # a message left the outbox during the turn; the end of the turn would not record this
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Let the agent take a checkpoint as soon as possible."""
+        """Let the agent take a checkpoint as soon as possible, since something waits for it."""
         if agent.logged.has_moved or agent.current is not None:
             agent.logged.clock.asked()
             self._saving.moved(agent)
@@ -401,19 +404,19 @@ class LoggedMode:
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
         if owner.logged.owed:
-            self._mailboxes.next_turn(owner)  # a checkpoint became due as messages left
+            self._mailboxes.next_turn(owner)  # a checkpoint became due because messages left
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
         ordinal = self._shared.ordinals[agent.id]
         agent.logged = logged = self._make(agent.id, ordinal, checkpoint)
-        agent.owes = True  # rules and rounds check before each turn
+        agent.owes = True  # rules and rounds are checked before each turn
         if checkpoint is not None:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
 
     def _make(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent:
-        """Make an agent's part for logged fleets, from its checkpoint, or as it begins."""
+        """Make the agent's record for logged fleets, from its checkpoint or in its initial form."""
         image = checkpoint.protocol_state if checkpoint is not None else b""
         number = checkpoint.number if checkpoint is not None else 0
         rule = rounds = None
@@ -424,7 +427,7 @@ class LoggedMode:
         else:
             rule = make_rule(self._protocol, ordinal, len(self._shared.ordinals))
         clock = PolicyClock(self._policy, agent, now_ns=self._shared.now, number=number)
-        counts = self._shared.counts  # each plan after the first one is a failure, which adaptive policies use
+        counts = self._shared.counts  # each plan after the first means a failure; adaptive policies use this count
         clock.failure_rate(counts.plans - 1, self._shared.now - counts.first_plan_ns)
         return LoggedAgent(self.holds.backlog, clock, rule, rounds)
 
@@ -434,10 +437,11 @@ class LoggedMode:
         child.is_held = self.holds.are_all_held
 
     def created(self) -> None:
-        """Do nothing: no epoch waits for it."""
+        """Do nothing, since no epoch waits for the new agent."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Owe a last checkpoint. The agent may leave when an epoch holds this checkpoint, and all its messages as received."""
+        """Require a last checkpoint. The agent may leave when an epoch contains this checkpoint and all the agent's messages as
+        received."""
         agent.logged.owe("basic")
         self._mailboxes.next_turn(agent)
 
@@ -461,19 +465,19 @@ class LoggedMode:
             part.reset()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Take initial checkpoints: line 0 is nowhere in the store, and no line could hold an agent that has taken no other."""
+        """Take initial checkpoints. Line 0 is not in the store, and no recovery line could contain an agent without a checkpoint."""
         for loaded in agents:
             if loaded.checkpoint is None:
                 self._saving.take(self._shared.agents[loaded.agent], "initial")
 
     def welcomed(self) -> None:
-        """Do nothing: the writer repeats what is durable."""
+        """Do nothing: the checkpoint writer repeats the reports of durable checkpoints."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         return False
 
     def linked(self, peer: Peer) -> None:
-        """Checkpoints are the agents' own."""
+        """Do nothing: links play no role in the checkpoints of single agents."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
@@ -485,7 +489,7 @@ class LoggedMode:
             self._membership.release_retired(event.epoch)
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
-        """Report the numbers of the agents that have moved, as columns."""
+        """Report the numbers of the agents that have changed, as columns."""
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []
