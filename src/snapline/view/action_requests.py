@@ -1,4 +1,6 @@
-"""Answer requests of operators: list of actions, confirmations and outcomes. This module authorizes; `operator_actions.py` defines the actions.
+"""Answer requests of operators for the pages of actions, confirmations and outcomes.
+
+This module authorizes the requests; `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing

@@ -72,7 +72,7 @@ class FleetQueries:
             return None
 
     async def replicas(self) -> list[AskedReplica]:
-        """Return the coordinator's replicas, as `snapline coordinator members` lists them, each with the status that the replica reports itself."""
+        """Return the replicas that `snapline coordinator members` lists, each with the status that the replica reports itself."""
         answer = await retry_until_available(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])

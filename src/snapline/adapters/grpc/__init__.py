@@ -1,4 +1,4 @@
-"""Plain gRPC services in the cuts of a fleet (docs/grpc.md). The contents are imported on demand, since gRPC loads slowly."""
+"""Include plain gRPC services in the cuts of a fleet (docs/grpc.md). The modules are imported on demand, since gRPC loads slowly."""
 
 from typing import TYPE_CHECKING
 

@@ -1,30 +1,32 @@
-"""The calls of one service, as its part of a cut holds them, and the stamps that make the cut consistent. No I/O.
+"""Keep the calls of one service as part of a cut, and make and check the stamps that keep the cut consistent. No I/O.
 
 Theory of operation
 -------------------
-Model: services crash and recover; the network loses, repeats and reorders messages. Cuts of the fleet record each service between two atomic
-*pieces* of its work. After a crash the whole fleet rolls back to a cut.
+Model: services crash and recover; the network loses, repeats and reorders messages. A cut of the fleet records each service between two
+atomic *pieces* of the service's work. After a crash the whole fleet rolls back to a cut.
 
-The caller of a call holds its channel state: the call is *pending* there from the piece that makes it until the piece that takes its answer. The
-receiver stores the answer under the call's id until the caller reports that it no longer needs it. So a cut contains, for each service, its state,
-its pending calls with their requests, and its answers. After a recovery each pending call is made again under its id, and a service that has
-already handled it answers from its table. No channel has to drain, and nothing is counted: compare Johnson and Zwaenepoel 1987 (sender-based
-message logging).
+The caller stores the channel state of a call. The call is *pending* at the caller from the piece that makes the call until the piece that
+takes the answer. The receiver stores the answer under the call's id until the caller reports that the answer is no longer needed. So a cut
+contains, for each service, the state, the pending calls with their requests, and the answers. After a recovery each pending call is made
+again under its id, and a service that has already handled the call answers from its table. No channel has to drain, and messages are not
+counted; compare Johnson and Zwaenepoel 1987 (sender-based message logging).
 
-Stamps in the metadata of calls and answers make the cut consistent. A request carries its caller's plan and recorded epoch, a response those of its
-sender. These are Lai and Yang's stamps, applied to calls: a receiver of a message that was sent after a record makes that record first. So no cut
-contains an answer that was not given in it, or a request that was not made.
+Stamps in the metadata of calls and answers make the cut consistent. A request carries the plan and the recorded epoch of the caller; a
+response carries those of the responder. These are Lai and Yang's stamps, applied to calls: a process that receives a message sent after the
+sender recorded an epoch records that epoch first. So a cut never contains an answer that, within the cut, was not given, or a request that
+was not made.
 
-A call within a handler is made again by its handler, which is rerun under its id until it has ended; the call's ordinal within the handler gives
-the same id. `RUN` finds the handler's run through the context of its task or thread. The handler's caller stores only a digest of the call
-(`HandlerExecution.journal`), no request. A handler that changes state before its last call declares that (`changed`): from then on it is not rerun,
-and its calls are treated like calls outside of handlers.
+A handler that has not ended is rerun after a recovery under the id of its request, and makes its calls again. A call gets the same id as
+before from its ordinal within the handler. `RUN` finds the handler's run through the context of the task or thread. The ledger stores only
+a digest of such a call (`HandlerExecution.journal`), and no request. A handler that changes state before its last call declares the change
+(`changed`). From then on the handler is not rerun, and its calls are treated like calls outside of handlers.
 
-Invariants (`validate`): a pending call was made by this service, and no journal contains it; a running handler has no answer unless it has
-declared a change.
+Invariants (`validate`): a pending call was made by this service, and no journal contains the call; a running handler has no answer unless
+the handler has declared a change.
 
 The caller's duties:
-1. The work between two calls of these methods, and the related change of the service's state, is one piece: no record is taken within it.
+1. The work between two calls of these methods, with the related change of the service's state, is one piece: no epoch is recorded within
+   it.
 2. Call `begin` after the record required by the request's stamp, and `answered` after the record required by the response's stamp.
 3. Take `image` and the service's own state in one piece; `restore` both before anything else happens.
 """
@@ -39,37 +41,38 @@ import msgspec
 from snapline.errors import DivergenceError
 
 DIGEST_BYTES = 8
-"""Size of a request's digest, which detects that a rerun handler makes another request; the probability of a collision is 2**-64."""
+"""Size of a request's digest, which detects that a rerun handler makes a different request. The probability of a collision is 2**-64."""
 
 PARENT_LENGTH_MAX = 64
-"""Longest parent id that is part of a nested call's id unchanged; longer ones are replaced by a digest of 128 bits."""
+"""Longest parent id that a nested call's id contains unchanged. A longer parent id is replaced by a digest of 128 bits."""
 
 FINISHED_IDS_PER_REQUEST_MAX = 64
 """Largest number of ids of finished calls that one request carries, about 20 bytes each."""
 
 FINISHED_IDS_KEPT = 8192
-"""Number of remembered ids of finished calls, so that a late attempt of such a call, from a connection given up, runs no handler. It is late by
-data that this process has not read yet: milliseconds. Attempts of older plans are rejected anyway, so these ids are in no cut."""
+"""Number of ids of finished calls that are remembered, so that a late attempt of such a call, from an abandoned connection, runs no handler. Such
+an attempt is late only by data that this process has not yet read, so by milliseconds. Attempts of older plans are rejected anyway, so cuts
+do not contain these ids."""
 
 ABORTED, FAILED_PRECONDITION = 10, 9
 """Status codes of gRPC."""
 
 
 class DivergedCallError(DivergenceError):
-    """A rerun handler has made a different call than before, or fewer calls. Names method and id."""
+    """A rerun handler has made a different call than before, or fewer calls. The message names the method and the id."""
 
 
 class ServiceCall(msgspec.Struct, frozen=True):
     """A call that waits for its answer.
 
     Attributes:
-        id: agent:ordinal, and /ordinal for each handler in which it is nested (`nested_id`).
+        id: `agent:ordinal`, followed by `/ordinal` for each handler in which the call is nested (`nested_id`).
         target: the channel's name.
-        method: full name, such as /greeter.Greeter/SayHello.
-        request: serialized request; for a stream all messages (`streams.pack`).
-        is_listed: the receiver is not in the cut, so the call is never made again, only reported.
+        method: full name of the method, such as /greeter.Greeter/SayHello.
+        request: serialized request; for a stream all messages (`member_call.pack`).
+        is_listed: the receiver is not in the cut, so the call is never repeated but only reported.
         digest: digest of method and request, if a handler makes the call.
-        asks_stream, answers_stream: requests, or responses, are streams.
+        asks_stream, answers_stream: whether the requests and the responses are streams.
     """
 
     id: str
@@ -83,7 +86,10 @@ class ServiceCall(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """Outcome of a call: gRPC's status code (0: success), its details, and the serialized response. `digest`: of its request, if sent."""
+    """Outcome of a call: gRPC's status code (0: success), its details, and the serialized response.
+
+    `digest`: digest of the request, if it was sent.
+    """
 
     code: int = 0
     details: str = ""
@@ -92,27 +98,27 @@ class CallAnswer(msgspec.Struct, frozen=True):
 
 
 LOST_ANSWER = CallAnswer(ABORTED, "the call was accepted before the fleet went back, and its answer is lost with that")
-"""Answer to a repeated request for a call whose handler had declared a change and not ended."""
+"""Answer to a repeated request whose handler had declared a change and had not ended."""
 
 CALL_FINISHED = CallAnswer(ABORTED, "the call is over: its caller has had its answer, or has given up")
 
 
 class JournaledCall(msgspec.Struct, frozen=True):
-    """A call made by a handler, which the handler makes again if it is rerun."""
+    """A call made by a handler. If the handler is rerun, it makes the call again."""
 
     digest: bytes
     target: str
 
 
 class LedgerImage(msgspec.Struct):
-    """A ledger in a cut.
+    """The content of a ledger in a cut.
 
     Attributes:
         ordinal: ordinal of the last call outside of handlers.
         pending: calls without an answer.
-        answers: id → answer of calls handled here.
+        answers: id → answer, for calls handled by this service.
         journals: id of an unanswered request → calls made by its handler.
-        over: channel's name → ids of calls whose answers are no longer needed, still to be reported there.
+        over: channel's name → ids of calls whose answers are no longer needed; the receiver has yet to be informed.
         unsettled: listed calls made before a recovery, whose answers are unknown.
     """
 
@@ -134,7 +140,7 @@ class HandlerExecution:
         made: number of calls made in this run.
         open: calls without an answer, by id.
         is_changed: the handler has declared a change and is not rerun.
-        is_forgotten: its caller has given up.
+        is_forgotten: the caller has given up.
     """
 
     __slots__ = ("digest", "id", "is_changed", "is_forgotten", "journal", "made", "open")
@@ -153,10 +159,10 @@ class CallLedger:
 
     Attributes:
         agent: the service's agent in the fleet.
-        pending: id → call that a recovery makes again.
+        pending: id → call that is made again after a recovery.
         unsettled: id → listed call made before a recovery.
-        answers: id → answer of a call handled here.
-        running: id → run of its handler.
+        answers: id → answer of a call handled by this service.
+        running: id → run of the handler of that call.
     """
 
     def __init__(self, agent: str) -> None:
@@ -174,7 +180,7 @@ class CallLedger:
     # ---- calls of this service --------------------------------------------------------------------------------------
 
     def call(self, handling: HandlerExecution | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
-        """Register a call, like `wanted` but with its id and request; from now on it is in every cut.
+        """Register a call, which is a copy of `wanted` with id and request. From now on every cut contains the call.
 
         Raises:
             DivergedCallError: the handler was rerun and makes a different call than before.
@@ -201,7 +207,7 @@ class CallLedger:
         return made
 
     def answered(self, call: ServiceCall, handling: HandlerExecution | None = None) -> None:
-        """Close a call: its caller has the answer, or has given up. Valid only under the plan in which it was made."""
+        """Close a call whose caller has the answer or has given up. Valid only under the plan in which the call was made."""
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
         if self.pending.pop(call.id, None) is not None and not call.is_listed:
@@ -212,7 +218,10 @@ class CallLedger:
         self._unreported.setdefault(target, []).append(call_id)
 
     def finished_calls_for(self, target: str) -> Sequence[str]:
-        """Return the ids that the next request to this target should carry. One request at a time has them; then call `confirm_finished` or `requeue_finished`."""
+        """Return the ids of finished calls that the next request to this target should carry.
+
+        Only one request at a time carries them; afterwards call `confirm_finished` or `requeue_finished`.
+        """
         unreported = self._unreported.get(target)
         if not unreported:
             return ()
@@ -223,23 +232,23 @@ class CallLedger:
         return unreported[:FINISHED_IDS_PER_REQUEST_MAX]
 
     def confirm_finished(self, target: str, ids: Iterable[str]) -> None:
-        """Remove these ids: a request that carried them was answered."""
+        """Remove these ids, since a request that carried them was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
 
     def requeue_finished(self, target: str, ids: Sequence[str]) -> None:
-        """Queue these ids again: the request that carried them was not answered."""
+        """Queue these ids again, since the request that carried them was not answered."""
         self._unreported.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
-        """Remove a listed call whose outcome the service has found out. Raise KeyError if it does not exist."""
+        """Remove a listed call whose outcome the service has determined. Raise KeyError if there is no such call."""
         del self.unsettled[call_id]
 
     # ---- calls to this service --------------------------------------------------------------------------------------
 
     def begin(self, call_id: str, digest: bytes = b"") -> HandlerExecution | CallAnswer:
-        """Return the run of a request's handler, which may be running already, or its answer.
+        """Return the run of a request's handler, which may be running already, or the stored answer to the request.
 
         Raises:
             DivergedCallError: a different request had this id.
@@ -258,11 +267,11 @@ class CallLedger:
         return handling
 
     def running_of(self, handling: HandlerExecution) -> HandlerExecution | None:
-        """Return the run if it has not ended; tasks that outlive their handler belong to no handler."""
+        """Return the run if it has not ended, else None. Tasks that outlive their handler belong to no handler."""
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
-        """Declare that the handler changes the service's state in this piece and continues: it is not rerun. `answer`: answer after a recovery.
+        """Declare that the handler changes the service's state in this piece and continues, so it is not rerun. `answer`: answer after a recovery.
 
         Raises:
             DivergedCallError: the handler was rerun, and has made fewer calls than before.
@@ -292,12 +301,15 @@ class CallLedger:
             self._check_whole(handling)
 
     def abandon(self, handling: HandlerExecution) -> None:
-        """Handle the cancellation of a handler: unless it has declared a change, it is rerun when its caller repeats the request."""
+        """Handle the cancellation of a handler.
+
+        Unless the handler has declared a change, it is rerun when the caller repeats the request.
+        """
         if self.running.pop(handling.id, None) is handling and handling.is_forgotten:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return requests whose handlers have made calls and not ended; after a recovery these are rerun."""
+        """Return the ids of requests whose handlers have made calls and have not ended. After a recovery these handlers are rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:
@@ -320,7 +332,7 @@ class CallLedger:
             )
 
     def _end_journal(self, call_id: str, still_open: dict[str, ServiceCall]) -> None:
-        """End the journal of a handler that is not rerun: its unanswered calls become pending, the others are over."""
+        """End the journal of a handler that is not rerun. The handler's unanswered calls become pending; the others are finished."""
         for ordinal, made in enumerate(self._journals.pop(call_id, ()), 1):
             nested = nested_id(call_id, ordinal)
             if nested in still_open:
@@ -332,7 +344,7 @@ class CallLedger:
     # ---- cuts -------------------------------------------------------------------------------------------------------
 
     def image(self) -> LedgerImage:
-        """Return the present image; it shares no mutable data."""
+        """Return the ledger's current content. The image shares no mutable data with the ledger."""
         return LedgerImage(
             self._ordinal,
             list(self.pending.values()),
@@ -354,7 +366,7 @@ class CallLedger:
         self.running, self._finished_ids = {}, {}
 
     def validate(self) -> None:
-        """Cross-check the invariants. Raises AssertionError."""
+        """Check the invariants; raise AssertionError if one is violated."""
         for call_id, call in self.pending.items():
             assert call_id == call.id and call_id.split("/")[0], call_id
             parent, _, ordinal = call_id.rpartition("/")
@@ -378,7 +390,7 @@ def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b""
 
 
 def nested_id(parent: str, ordinal: int) -> str:
-    """Return the id of a call made by the handler of this call. It stays short even in endless chains of handlers."""
+    """Return the id of a call made by the handler of the call `parent`. Ids stay short even in long chains of handlers."""
     if len(parent) > PARENT_LENGTH_MAX:
         parent = f"{parent.partition(':')[0]}:{hashlib.blake2b(parent.encode(), digest_size=16).hexdigest()}"
     return f"{parent}/{ordinal}"
@@ -400,8 +412,8 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
         plan, epoch: the caller's incarnation, and its newest recorded epoch.
         id: id of the call.
         digest: digest of the request, if a handler makes it.
-        over: calls whose answers are no longer needed.
-        wants_stamp: stamp the response in any case, since the caller does not know yet whether a member answers there.
+        over: ids of calls whose answers are no longer needed.
+        wants_stamp: the response needs a stamp in any case, since the caller does not know yet whether the receiver is a member.
     """
 
     plan: int
@@ -413,9 +425,9 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Stamp of a response; omitted if it would equal the request's and the caller knows that a member answers.
+    """Stamp of a response. A responder omits the stamp if it equals the request's stamp and the caller knows that a member answers.
 
-    `is_refused`: the request was of an older plan, and was not handled.
+    `is_refused`: the request belonged to an older plan and was not handled.
     """
 
     plan: int
@@ -424,7 +436,7 @@ class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Verdict = Literal["take", "record", "wait", "refuse"]
-"""Accept the request; record its epoch first; wait for its plan first; or refuse it."""
+"""Accept the request; record the request's epoch first; wait for the request's plan first; or refuse the request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(CallStamp).decode
@@ -446,7 +458,7 @@ def encode_stamp(stamp: CallStamp | AnswerStamp) -> bytes:
 
 
 def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStamp | None:
-    """Return the stamp of a request; None if its caller is not in a fleet.
+    """Return the stamp of a request; None if the caller is not in a fleet.
 
     Raises:
         msgspec.MsgspecError: the stamp is invalid.
@@ -458,7 +470,7 @@ def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStam
 
 
 def answer_stamp(metadata: Any) -> AnswerStamp | None:
-    """Return the stamp of a response, from grpc.aio's Metadata; None if no service of a fleet answered.
+    """Return the stamp of a response from grpc.aio's Metadata; None if the responder is not in a fleet.
 
     Raises:
         msgspec.MsgspecError: the stamp is invalid.
@@ -479,7 +491,7 @@ class Serialize(Protocol):
 
 
 class HandlerRun(NamedTuple):
-    """A running handler. `handling`: None if its caller is not in the fleet; `plan`: the plan under which it began."""
+    """A running handler. `handling` is None if the caller is not in the fleet. `plan`: plan under which the handler began."""
 
     handling: HandlerExecution | None
     plan: int

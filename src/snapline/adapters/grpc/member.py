@@ -5,13 +5,14 @@
     stub = GreeterStub(member.channel("127.0.0.1:50052"))
     code = await member.run()
 
-The member holds a host of the fleet (`EmbeddedHost`) and the ledger of the service's calls (`ledger.py`). The host runs in the service's event loop,
-and calls the member at seven points. The member decides when a cut of the service is taken, and fences work of an older history. Everything runs in
-one event loop, so all work between two awaits is one atomic piece.
+The member contains a host of the fleet (`EmbeddedHost`) and the ledger of the service's calls (`ledger.py`). The host runs in the service's
+event loop, and calls the member at seven points. The member decides when a cut of the service is taken, and fences work of an older
+history. Everything runs in one event loop, so all work between two awaits is one atomic piece.
 
-The host records an epoch when it first learns of it, and refuses it if the service is not ready. The member can delay the coordinator's message and
-the stamps of calls. Frames of other hosts that announce the epoch are held until the service is ready (`HeldFrames`), as if they were still in
-transit, but not so long that the link is suspected. Each link keeps its order.
+A host records an epoch when it first learns of the epoch, and refuses the epoch if the service is not ready. The member can delay the
+coordinator's message and the stamps of calls. Frames of other hosts that announce the epoch are held until the service is ready
+(`HeldFrames`), as if they were still in transit. They are not held so long that the failure detector suspects the link. Each link keeps its
+order.
 """
 
 import asyncio
@@ -45,14 +46,17 @@ from snapline.security.transport import Security
 from snapline.storage.capture.image import StateImage
 
 HELD_S = 1.0
-"""Longest time that a frame is held before it is delivered anyway. Links are suspected after 2 s of silence."""
+"""Longest time that a frame is held before it is delivered anyway. The failure detector suspects a link after 2 s of silence."""
 
 HELD_CHECK_PERIOD_S = 0.005
-"""Time between two checks, as `member.READY_LOOK_S`."""
+"""Time between two checks whether held frames can be delivered, equal to `READY_CHECK_PERIOD_S`."""
 
 
 class HeldFrames:
-    """See the module. `receive`: passes a frame to the host; `may`: whether the service may record an epoch later than `begun()` now."""
+    """Frames held until the service is ready (see the module).
+
+    `receive` passes a frame to the host. `may` returns whether the service may now record an epoch later than `begun()`.
+    """
 
     def __init__(
         self, receive: Callable[[str, Frame], None], begun: Callable[[], int], may: Callable[[], bool]
@@ -62,7 +66,7 @@ class HeldFrames:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Receive a frame. Raise ProtocolError if a control item in it is invalid."""
+        """Receive a frame. Raise ProtocolError if the frame contains an invalid control item."""
         held, newest = self._held.get(peer), newest_epoch(frame)
         if held is not None:
             held.append((newest, frame))
@@ -87,16 +91,16 @@ class HeldFrames:
             del self._held[peer]
 
     def drop(self, peer: str) -> None:
-        """Drop the frames of a closed stream; the link sends unacknowledged frames again."""
+        """Drop the held frames of a closed stream. The link sends unacknowledged frames again."""
         self._held.pop(peer, None)
 
     def drop_all(self) -> None:
-        """Drop all frames: links end with their plan."""
+        """Drop all held frames, because links end with their plan."""
         self._held.clear()
 
 
 def newest_epoch(frame: Frame) -> int:
-    """Return the newest epoch that a frame announces; 0: none."""
+    """Return the newest epoch that a frame announces; 0 if the frame announces none."""
     match frame.body:
         case LinkHello(floor=floor):
             return floor
@@ -109,32 +113,38 @@ def newest_epoch(frame: Frame) -> int:
 
 
 class HostCallbacks(Protocol):
-    """The member's interface for the host. It is called while the host handles an event, so it must not feed events to the host."""
+    """Interface through which the host calls the member.
+
+    The methods run while the host handles an event, so they must not feed events to the host.
+    """
 
     def going_back(self) -> None:
-        """End the service's present history at once, because of a plan."""
+        """End the service's current history at once, because of a recovery plan."""
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` when no work of an older history runs any more."""
+        """Call `then` when no work of an older history is running."""
 
     def on_rolled_back(self, made: object | None) -> None:
-        """The plan's line is loaded: continue from this agent's state before any other event of the service; None: the agent was placed elsewhere."""
+        """Continue from this agent's state, before any other event of the service: the plan's recovery line is loaded.
+
+        None: the agent was placed elsewhere.
+        """
 
     def begin_later(self, epoch: int) -> bool:
-        """Return whether the service is not ready; if so, the member begins this epoch once it is."""
+        """Return whether the service is not ready. If so, the member begins this epoch as soon as the service is ready."""
 
     def may_record(self) -> bool:
         """Return whether the service is ready, or there is no service to record."""
 
     def before_capture(self, made: object) -> None:
-        """Prepare the agent for its capture. Raises SnaplineError if not possible now; the epoch is refused."""
+        """Prepare the agent for its capture. Raises SnaplineError if a capture is not possible now; then the host refuses the epoch."""
 
     def cut(self, epoch: int) -> None:
-        """Report that the agent was captured for this epoch."""
+        """React to the capture of the agent for this epoch."""
 
 
 class EmbeddedHost(Host):
-    """See the module."""
+    """Host of the fleet inside a member's process (see the module)."""
 
     def __init__(self, options: HostOptions, agent: str, inside: HostCallbacks) -> None:
         self._agent, self._inside = agent, inside
@@ -144,7 +154,7 @@ class EmbeddedHost(Host):
 
     @property
     def core(self) -> HostCore:
-        """Core of the host, read-only."""
+        """Return the core of the host, read-only."""
         return self._driver.core
 
     def begin(self, epoch: int) -> None:
@@ -167,7 +177,7 @@ class EmbeddedHost(Host):
         self._feed(sends)
 
     def _feed(self, event: ev.Heard) -> None:
-        """Feed an event. Its effects, such as turns, are not part of the handler that caused it."""
+        """Feed an event to the host. Effects of the event, such as turns, are not part of the handler that caused the event."""
         token = RUN.set(None)
         try:
             self._driver.feed(event)
@@ -184,7 +194,10 @@ class EmbeddedHost(Host):
         super()._directive_received(directive)
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """Run work in a thread. Loading a line, and so confirming the plan, waits until all work of the older history has ended."""
+        """Run work in a thread.
+
+        Loading a recovery line, and so confirming the plan, waits until all work of the older history has ended.
+        """
         submit = super().in_worker
         self._inside.when_work_ended(lambda: submit(function, *arguments, then=then))
 
@@ -207,24 +220,24 @@ class EmbeddedHost(Host):
 
 
 READY_CHECK_PERIOD_S = 0.005
-"""Time between two checks whether a service is ready for a cut; work that waits for the cut waits at most this much longer."""
+"""Time between two checks whether a service is ready for a cut. Work that waits for the cut waits at most this much longer."""
 
 log = logging.getLogger("snapline.grpc")
 
 
 class NotReadyError(SnaplineError):
-    """The service is not ready for a cut, or could not be captured: the epoch is refused, and a later one is tried."""
+    """The service is not ready for a cut or could not be captured. The host refuses the epoch, and a later epoch is tried."""
 
 
 class Member:
     """A service in a fleet.
 
     Attributes:
-        agent: its agent in the fleet.
-        ledger: ledger of its calls; read-only.
+        agent: the service's agent in the fleet.
+        ledger: ledger of the service's calls; read-only.
         plan: plan under which the service runs; 0 during a rollback, or before the fleet has begun.
-        come_in: awaited before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None: nothing to await.
-        interceptor: for `grpc.aio.server(interceptors=[…])`, before all others that change anything.
+        come_in: function to await before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None if not needed.
+        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change anything.
     """
 
     def __init__(
@@ -241,16 +254,17 @@ class Member:
         security: Security | None = None,
         front: CutService | None = None,
     ) -> None:
-        """Create a member; opens nothing yet.
+        """Create a member. The constructor opens no connections or files.
 
         Args:
-            service: see `CutService`. Its optional `answered(call, answer)` gets the answers to calls that no caller awaits: those of `send`, and
-                those repeated after a recovery; in the piece in which they leave the cut.
-            agent: an agent of the fleet, a `ServiceAgent`, placed on the host of this process.
-            fleet: the same in every process.
+            service: see `CutService`. An optional method `answered(call, answer)` gets the answers to calls that no caller awaits: calls of
+                `send`,
+                and calls repeated after a recovery. It runs in the piece in which the answers leave the cut.
+            agent: id of a `ServiceAgent` of the fleet, which is placed on the host of this process.
+            fleet: definition of the fleet, the same in every process.
             coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.
-            host: name of the host; empty: that of the agent.
-            front: called instead of the service (`QuiescentService`, for services with threads).
+            host: name of the host; if empty, the agent's name.
+            front: object called instead of the service (`QuiescentService`, for services with threads).
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -303,13 +317,13 @@ class Member:
     def channel(
         self, target: str, channel: grpc.aio.Channel | None = None, *, listed: Iterable[str] = ()
     ) -> MemberChannel:
-        """Return a channel for stubs, whose calls are in the cut.
+        """Return a channel for stubs. Calls over this channel are part of the cut.
 
         Args:
-            target: name of the receiver in the cut: after a recovery, calls are repeated over the channel of this name.
-            channel: channel to use; default: an insecure one to `target`. Leave retries to the member.
-            listed: full names of methods of a service that is in no cut, such as /mail.Mail/Send: their calls are never repeated, and are
-                reported in `unsettled` after a recovery. "*": all methods.
+            target: name of the receiver in the cut. After a recovery, calls are repeated over the channel with this name.
+            channel: gRPC channel to use; default: an insecure channel to `target`. Configure no retries, since the member retries.
+            listed: full names of methods of a service that is in no cut, such as /mail.Mail/Send. The member never repeats calls of these
+                methods, and reports them in `unsettled` after a recovery. "*" means all methods.
         """
         made = MemberChannel(self, target, channel or grpc.aio.insecure_channel(target), frozenset(listed))
         self._channels[target] = made
@@ -318,7 +332,7 @@ class Member:
         return made
 
     def start(self, work: Coroutine[object, None, Any]) -> "asyncio.Task[Any]":
-        """Run a background task of the service. It ends when the fleet rolls back; `restore` must start it again."""
+        """Run a background task of the service. The task is cancelled when the fleet rolls back; `restore` must start it again."""
         context = contextvars.copy_context()
         context.run(RUN.set, None)
         task = asyncio.get_running_loop().create_task(work, context=context)
@@ -327,14 +341,14 @@ class Member:
         return task
 
     def changed(self, response: Any = None) -> None:
-        """Declare in a handler that it must not be rerun; call it in the piece that changes the service's state, if calls follow.
+        """Declare that the calling handler must not be rerun. Call this in the piece that changes the service's state, if more calls follow.
 
-        After a recovery, its later calls are repeated unchanged. `response`: what the caller gets after a recovery; without it, an error with code
-        ABORTED.
+        After a recovery, the handler's later calls are repeated unchanged. `response`: response that the caller gets after a recovery;
+        without it the caller gets an error with code ABORTED.
 
         Raises:
             DivergedCallError: the handler was rerun, and has made fewer calls than before.
-            UsageError: the caller is no handler.
+            UsageError: the caller is not a handler.
         """
         run = RUN.get()
         if run is None:
@@ -344,7 +358,7 @@ class Member:
             self.ledger.changed(run.handling, answer)
 
     def tell(self, agent: str, message: object) -> None:
-        """Send a message to another agent of the fleet, atomically with the service's change. In a handler it counts as `changed()`.
+        """Send a message to another agent of the fleet, atomically with the service's state change. In a handler this implies `changed()`.
 
         Raises:
             EncodingError, MessageTooLargeError: the message cannot be encoded, or exceeds 16 MiB.
@@ -361,25 +375,28 @@ class Member:
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
-        """Listed calls without an answer in the cut of the last recovery: their outcome is unknown. See `settle`."""
+        """Return the listed calls without an answer in the cut of the last recovery. Their outcome is unknown; see `settle`."""
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:
-        """Forget a call whose outcome the service has found out. Raise KeyError if it is not in `unsettled`."""
+        """Forget a call whose outcome the service has determined. Raise KeyError if the call is not in `unsettled`."""
         self.ledger.settle(call.id)
 
     # ---- interface for calls and handlers -------------------------------------------------------------------------------
 
     @property
     def seen(self) -> int:
-        """Newest epoch up to which the service has recorded all epochs that need it."""
+        """Return the newest epoch up to which the service has recorded all epochs that include it."""
         local = self._local
         if local is None:
             return 0
         return local.protocol.recorded if local.owes else self._shared.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
-        """Wait until a request may be accepted; return False if it is of an older history. The caller continues in the same piece."""
+        """Wait until a request may be accepted; return False if the request belongs to an older history.
+
+        The caller continues in the same piece.
+        """
         while True:
             if stamp is None:
                 if self.plan:
@@ -397,35 +414,38 @@ class Member:
                     await self.record(stamp.epoch)
 
     async def record(self, epoch: int) -> None:
-        """Ensure that the service is in this epoch's cut; return when it is, or when the plan or the epoch has ended."""
+        """Ensure that the service is in this epoch's cut.
+
+        Return when the service is in the cut, or when the plan or the epoch has ended.
+        """
         plan, shared = self.plan, self._shared
         while plan and self.plan == plan and self.seen < epoch:
             if self._front.ready() or epoch in shared.ended:
                 self._host.begin(epoch)
-                if self.seen < epoch:  # a turn of the bridge is queued, and runs first
+                if self.seen < epoch:  # a turn of the service's agent is queued and runs first
                     await asyncio.sleep(0)
             else:
                 await asyncio.sleep(READY_CHECK_PERIOD_S)
 
     async def left(self, plan: int) -> None:
-        """Return when the service is under a plan other than this one."""
+        """Wait until the service runs under a plan other than `plan`."""
         while self.plan == plan:
             await self._moved.wait()
 
     def made(self, call: FencedCall) -> None:
-        """Register a call that waits for its answer; it is fenced when the fleet rolls back."""
+        """Register a call that waits for its answer. The call is fenced when the fleet rolls back."""
         self._calls.add(call)
 
     def ended(self, call: FencedCall) -> None:
-        """Remove a call that no longer waits."""
+        """Unregister a call that no longer waits for an answer."""
         self._calls.discard(call)
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None:
-        """Register a handler's task; it is cancelled when the fleet rolls back."""
+        """Register a handler's task. The task is cancelled when the fleet rolls back."""
         self._handlers.add(task)
 
     def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None:
-        """Remove a handler's task and wake the callers that wait for its answer."""
+        """Unregister a handler's task and wake the callers that wait for its answer."""
         self._handlers.discard(task)
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
@@ -439,7 +459,7 @@ class Member:
         await asyncio.shield(waiter)
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Deliver the answer to a call that no caller awaits."""
+        """Deliver the answer of a call that no caller awaits."""
         take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
@@ -452,7 +472,7 @@ class Member:
     # ---- interface for the host -----------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """End all work of the old plan; it is fenced from now on."""
+        """End all work of the old plan; from now on that work is fenced."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
@@ -469,7 +489,7 @@ class Member:
         self.ledger.running.clear()
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` once the cancelled tasks have ended. For a service with threads, these must end first (`QuiescentService`)."""
+        """Call `then` once the cancelled tasks have ended. The threads of a threaded service must end as well (`QuiescentService`)."""
         when_work_ended = getattr(self._front, "when_work_ended", None)
         if when_work_ended is None:
             then()
@@ -501,7 +521,7 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake waiters once: if the event stayed set, they would loop forever and block the event loop."""
+        """Set the plan and wake waiters once. If the event stayed set, the waiters would loop forever and block the event loop."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

@@ -1,13 +1,13 @@
-"""Calls between members of a fleet, unary and streaming: one id, any number of attempts, and one answer.
+"""Make calls between members of a fleet, unary and streaming. A call has one id, any number of attempts, and one answer.
 
-An error that did not come from a member, such as a broken connection, does not tell whether the call was handled. The caller must not act on it
-before the fleet knows, or a cut could contain both the call's effect and the caller's reaction to its failure. So the call is retried under its id
-until there is an answer, the caller's deadline has passed, or the fleet has rolled back.
+An error that did not come from a member, such as a broken connection, leaves open whether the call was handled. If the caller acted on such
+an error, a cut could contain both the call's effect and the caller's reaction to its failure. So the member retries the call under the same
+id until an answer arrives, the caller's deadline has passed, or the fleet has rolled back.
 
-A streaming call is one large call, whose messages are recorded together. It is stamped at its beginning and end, but the messages between have no
-stamps. So a stream is never processed in part: requests are sent after the caller has produced the last one, the handler runs when all have
-arrived, and the caller gets responses when the handler has ended. A dialogue within one call, such as a chat, cannot be in a cut: name its method in
-`Member.channel(listed=…)`, and it streams as usual.
+A streaming call is treated as one large call, whose messages are recorded together. The beginning and the end of the call carry stamps; the
+messages between them do not. So a stream is never processed in part: requests are sent after the caller has produced the last one, the
+handler runs when all requests have arrived, and the caller gets the responses when the handler has ended. A dialogue within one call, such
+as a chat, cannot be in a cut. Name its method in `Member.channel(listed=…)`; then the call streams as usual.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from snapline.adapters.grpc.service_agent import ChannelInterface, MemberInterfa
 from snapline.errors import UsageError
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
-"""Shortest and longest pause between two attempts, doubled each time; gRPC itself waits a second or more for a connection."""
+"""Shortest and longest pause between two attempts. The pause doubles each time. gRPC itself waits a second or more for a connection."""
 
 UNKNOWN_OUTCOME = frozenset(
     {
@@ -41,13 +41,16 @@ UNKNOWN_OUTCOME = frozenset(
         *(grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED),
     }
 )
-"""Status codes that leave open whether the call was handled, if they do not come from a member."""
+"""Status codes that leave open whether the call was handled, unless a member sent them."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MemberCall:
-    """Result of a stub's method; the caller that acts on the answer awaits it, once. Its other methods refer to the current attempt."""
+    """Result of a stub's method.
+
+    The caller that acts on the answer awaits the object once. The other methods refer to the current attempt.
+    """
 
     __slots__ = (
         *("_attempt", "_call", "_channel", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
@@ -101,12 +104,12 @@ class MemberCall:
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
     async def answer(self, reenter: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
-        """Wait for the answer. When this returns, the call has left the ledger, and the caller continues in the same piece.
+        """Wait for the answer. When the method returns, the call has left the ledger, and the caller continues in the same atomic piece.
 
-        `reenter`: waits until its caller may go on; the call leaves the ledger in the piece in which that ends.
+        `reenter` waits until the caller may continue. The call leaves the ledger in the piece in which `reenter` ends.
 
         Raises:
-            grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has rolled back (ABORTED).
+            grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED), or the fleet has rolled back (ABORTED).
         """
         member, wait_s = self._member, AGAIN_LEAST_S
         try:
@@ -186,13 +189,13 @@ class MemberCall:
             self._check_plan()
 
     def give_up(self) -> None:
-        """Give the call up without waiting: its caller does not need the answer."""
+        """Give up the call without waiting, because its caller does not need the answer."""
         self._give_up()
         self._member.ended(self)
         self._attempt.cancel()
 
     async def _within(self, waiting: Any, reenter: Callable[[], Awaitable[None]] | None) -> None:
-        """Wait until the deadline at most."""
+        """Wait, but no longer than until the deadline."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
@@ -209,7 +212,7 @@ class MemberCall:
             raise_fenced(self._call.id)
 
     def fence(self) -> None:
-        """Fence the call: the fleet rolls back, and the call belongs to a discarded history."""
+        """Fence the call: the fleet is rolling back, so the call belongs to a discarded history."""
         self._attempt.cancel()
 
 
@@ -226,7 +229,8 @@ def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
 
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of all messages of a call in one direction: they are in every cut during the call, and in the answer until its caller has it."""
+"""Largest total size of a call's messages in one direction. Every cut during the call contains the messages, and the answer is kept until
+the caller has it."""
 
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
@@ -262,7 +266,7 @@ async def listed(messages: Any) -> list[Any]:
 
 
 class StreamAttempt:
-    """One attempt of a streaming call; awaited like a unary one, it returns all responses as one payload."""
+    """One attempt of a streaming call. Like a unary call it is awaited; the result is one payload with all responses."""
 
     __slots__ = ("_call", "_inner")
 
@@ -285,7 +289,10 @@ class StreamAttempt:
 
 
 class MemberStream:
-    """Result of a stub's streaming method: await it if there is one response message; otherwise iterate or read it."""
+    """Result of a stub's streaming method.
+
+    Await the object if the method has one response message; otherwise iterate over it or call `read`.
+    """
 
     def __init__(self, method: MethodInterface, requests: Any, options: dict[str, Any]) -> None:
         self._method, self._requests, self._options = method, requests, options
@@ -314,7 +321,7 @@ class MemberStream:
             yield self._method.decoded(response)
 
     async def read(self) -> Any:
-        """Return the next response, or gRPC's EOF."""
+        """Return the next response, or gRPC's EOF after the last one."""
         if self._iterator is None:
             self._iterator = aiter(self)
         return await anext(self._iterator, grpc.aio.EOF)
@@ -324,7 +331,7 @@ Served = Callable[[Any, Any], Any]
 
 
 def collected(function: Served, serialize: Callable[[Any], bytes], method: str) -> Served:
-    """Convert a streaming handler into one that takes all requests and returns all responses as one payload."""
+    """Convert a streaming handler into a handler that takes all requests at once and returns all responses as one payload."""
 
     async def serve(request: Any, context: Any) -> bytes:
         requests = _each(request) if isinstance(request, list) else request
@@ -339,7 +346,7 @@ async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 async def _given(work: Any) -> AsyncIterator[Any]:
-    """Yield the items of a streaming handler, or the single result of another one."""
+    """Yield the items of a streaming handler, or the single result of another handler."""
     if isinstance(work, AsyncIterable):
         async for response in work:
             yield response

@@ -1,7 +1,7 @@
-"""A channel for generated gRPC stubs whose calls are in the cut.
+"""Channel for generated gRPC stubs; calls over the channel are part of the cut.
 
-A call is in the ledger when the stub's method returns, in one piece with the state changes that its caller made before. gRPC's own client
-interceptors run later, in a task, and could not do that.
+A call is in the ledger when the stub's method returns, in one piece with the state changes that the caller made before. gRPC's own client
+interceptors cannot provide this, because they run later, in a task.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """See the module; created by `Member.channel`.
+    """Channel whose calls are part of the cut (see the module). `Member.channel` creates it.
 
     Attributes:
         target: name of the receiver in the cut.
-        member_plan: plan of the member that answered last.
+        member_plan: plan of the member at the target when it last answered.
     """
 
     def __init__(self, member: MemberInterface, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
@@ -63,7 +63,7 @@ class MemberChannel(grpc.aio.Channel):
         return MemberMethod(self._member, self, template, *_serializers(*given, **options))
 
     def attempt(self, call: ServiceCall, **options: Any) -> Any:
-        """Make one attempt of a call with gRPC's own channel, in bytes."""
+        """Make one attempt of a call over gRPC's own channel, with serialized request and response."""
         made = self._raw.get(call.method)
         if made is None:
             kind = _kind(call.asks_stream, call.answers_stream)
@@ -73,7 +73,7 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Make a call of the ledger that no caller awaits: one made before a recovery, or by `send`."""
+        """Make a call of the ledger that no caller awaits: a call made before a recovery, or made by `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
@@ -106,7 +106,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """Return gRPC's name of the kind of method."""
+    """Return gRPC's name for a kind of method, such as the name of the channel's attribute."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 
@@ -120,7 +120,7 @@ def _serializers(
 
 
 class MemberMethod:
-    """A stub's method. `wanted`: template of its calls."""
+    """A stub's method. `wanted`: template of the method's calls."""
 
     __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
@@ -137,11 +137,11 @@ class MemberMethod:
         self._deserialize = deserialize
 
     def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
-        """Make the call. It is in the ledger when this returns, or, for streamed requests, when the last request was produced.
+        """Make the call. The call is in the ledger when this returns or, for streamed requests, when the last request was produced.
 
         Raises:
             DivergedCallError: the handler was rerun and makes a different call than before.
-            grpc.aio.AioRpcError: ABORTED: the fleet has rolled back since the handler began, or has not begun.
+            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not begun (ABORTED).
         """
         if self.wanted.asks_stream or self.wanted.answers_stream:
             return MemberStream(self, request, options)
@@ -150,7 +150,7 @@ class MemberMethod:
     def make(
         self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
     ) -> MemberCall:
-        """Make the call; for a request stream, with all its messages."""
+        """Make the call. For a request stream, `request` contains all messages."""
         call, handling = self._made(request)
         timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
@@ -165,9 +165,9 @@ class MemberMethod:
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make the call and return at once: the member waits for the answer, and passes it to the service's `answered`.
+        """Make the call and return at once. The member waits for the answer and passes it to the service's `answered`.
 
-        In a handler it counts as `changed()`. Raises the errors of the call itself.
+        In a handler this implies `changed()`. Raises the same errors as the call itself.
         """
         call, _ = self._made(request, is_sent=True)
         self._channel.again(call)

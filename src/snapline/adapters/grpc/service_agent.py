@@ -1,7 +1,8 @@
-"""Agent of a plain gRPC service in a fleet, and the interfaces of its service, member and channel.
+"""Define the agent that represents a plain gRPC service in a fleet, and the interfaces of the service, member and channel.
 
-The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. Its state is built when a cut is taken: the
-service's state, and the ledger of its calls. So epochs, plans, the store and recovery are those of any fleet.
+The agent runs no turns of its own, but a subclass may have handlers for messages of other agents. The agent's state is built when a cut is
+taken, and consists of the service's state and the ledger of the service's calls. So epochs, plans, the store and recovery work as in any
+other fleet.
 """
 
 import asyncio
@@ -15,32 +16,41 @@ from snapline.agent_runtime.agent import Agent, OnError
 
 
 class CutService(Protocol):
-    """Methods that a service needs to be in a cut. All four are called in the event loop and must not block."""
+    """Methods that a service needs so that cuts can include it. All four methods are called in the event loop and must not block."""
 
     def capture(self) -> bytes:
-        """Return the service's state now. Also called once before it serves: without a cut, the fleet returns to that initial state."""
+        """Return the service's current state.
+
+        It is also called once before the service serves: without a cut, the fleet rolls back to that initial state.
+        """
 
     def restore(self, state: bytes) -> None:
-        """Continue from this state, at the start and after every recovery, even in a process that survived it. Start background tasks here."""
+        """Continue from this state.
+
+        It is called at the start and after every recovery, also in a process that did not fail. Start background tasks here.
+        """
 
     def on_cut(self, epoch: int) -> None:
-        """Note that the service is in the cut of this epoch, which may be complete later or never."""
+        """React to the service's inclusion in the cut of this epoch. The cut may become complete later, or never."""
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken now. If not, the cut and calls stamped with it wait, at most until the epoch times out."""
+        """Return whether a cut may be taken now.
+
+        If not, the cut and the calls stamped with its epoch wait, at most until the epoch times out.
+        """
 
 
 class ServiceState(msgspec.Struct):
-    """`service`: result of `capture`; None: initial state. `calls`: the ledger at the same moment."""
+    """State of a service's agent. `service`: result of `capture`, or None for the initial state. `calls`: the ledger at the same moment."""
 
     service: bytes | None = None
     calls: LedgerImage = msgspec.field(default_factory=LedgerImage)
 
 
 class ServiceAgent(Agent):
-    """Agent of a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets its service.
+    """Agent that represents a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets the agent's service.
 
-    A subclass may handle messages of other agents of the fleet, and pass them to the service, in handlers that do not wait:
+    A subclass may handle messages of other agents of the fleet and pass them to the service. Such handlers must not wait:
 
         class BankAgent(ServiceAgent):
             @snapline.handler
@@ -48,7 +58,7 @@ class ServiceAgent(Agent):
                 self.service.balance += message.amount
 
     Attributes:
-        service: the service, in the process in which it runs.
+        service: the service; set only in the process in which the service runs.
     """
 
     on_error: ClassVar[OnError | None] = "keep"
@@ -63,7 +73,7 @@ class FencedCall(Protocol):
     """A call that waits for its answer."""
 
     def fence(self) -> None:
-        """End the call: the fleet rolls back."""
+        """End the call, because the fleet is rolling back."""
 
 
 class MemberInterface(Protocol):
