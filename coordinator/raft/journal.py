@@ -2,9 +2,9 @@
 
 Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
-Raft's safety rests on three things that are durable before a message that reveals them leaves: the term, the vote, and
-the entries acknowledged (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2,
-"persistent state on all servers"). The original pysyncobj syncs none of them.
+Raft's safety rests on three things that are durable before a message that reveals them leaves: the term, the vote, and the entries
+acknowledged (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all
+servers"). The original pysyncobj syncs none of these to disk.
 
 *Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list by one
 transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
@@ -15,18 +15,18 @@ are the same. If the cut were written, a crash at that moment would lose acknowl
 aside. `add` takes an entry of equal index and term back from it. An entry of another term is a real conflict and drops the tail (receiver
 rule 3 of AppendEntries). `put_back` restores the rest.
 
-*What is never written.* A gap in the log, a term that goes back, an entry of a term that has not begun, two commands under
-one index and term, two votes in one term. Each would break an assumption of Raft's proof, so each ends the process, and a file that holds
-one is refused. An error while writing ends the process, too (H3); nothing is retried.
+*What is never written.* A gap in the log, a term that goes back, an entry of a term that has not begun, two commands under one index and
+term, two votes in one term. Each of these would break an assumption of Raft's proof. So the process ends, and a file that holds one of
+them is refused. An error while writing ends the process, too (H3); nothing is retried.
 
 *The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its
-write-ahead log at every commit, so a transaction that was committed survives a power failure, and one that was not leaves no trace. The
+write-ahead log at every commit, so a committed transaction survives a power failure, and an uncommitted transaction leaves no trace. The
 journal calls `checkpoint` to copy the write-ahead log into the main file: SQLite's automatic checkpoint, inside COMMIT, would hide its
 errors. The file is locked while it is open: two processes with one log would vote twice.
 
-Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of index
-and term (eight bytes each, little-endian) and command, or of key, a zero byte and value. One kind of damage is not detected: SQLite silently
-drops a damaged end of its write-ahead log.
+Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of index and term
+(eight bytes each, little-endian) and command, or of key, a zero byte and value. One kind of damage is not detected: SQLite silently drops
+a damaged end of its write-ahead log.
 
 Errors while opening are `LogError`s with advice; `write` and `checkpoint` raise SQLite's errors.
 
@@ -34,7 +34,7 @@ The caller's duties
 -------------------
 1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
    (Terms and votes sync themselves.)
-2. Call `put_back` after every handled message, even if handling it failed.
+2. Call `put_back` after every message, even if handling the message failed.
 3. Use one thread at a time.
 """
 
@@ -57,7 +57,7 @@ from snapline.errors import LogError, UsageError
 from snapline.failpoints import failpoint
 
 Entry = tuple[bytes, int, int]
-"""(command, index, term), as in the library."""
+"""Log entry (command, index, term), as in pysyncobj."""
 
 Fact = int | str | bool | None
 
@@ -82,7 +82,7 @@ class ForeignLogError(LogError):
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
-    """Content of the file when it was opened."""
+    """Content of the journal file when it was opened."""
 
     entries: list[Entry]
     term: int
@@ -107,7 +107,7 @@ def known_cluster(path: Path) -> str:
 
 
 class JournalFile:
-    """SQLite file, kept open and locked. Any thread may use it, one at a time."""
+    """SQLite file of a journal, kept open and locked. Any thread may use the file, but only one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -163,7 +163,7 @@ class JournalFile:
         failpoint("raft.journal.committed")
 
     def checkpoint(self) -> None:
-        """Copy the write-ahead log into the main file, so that it can be reused."""
+        """Copy the write-ahead log into the main file, so that SQLite can reuse the write-ahead log."""
         self._connected().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @property
@@ -313,15 +313,15 @@ _PAGES_BYTES = 3 * 4096
 
 
 class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
-    """A list of `(command, index, term)` with term, vote and commit index, and a file behind it.
+    """Raft log of `(command, index, term)` entries with term, vote and commit index, stored in a file.
 
-    Constructing opens the file, as the library does it with its own journals.
+    The constructor opens the file, as pysyncobj does with its own journals.
 
     Args:
         path: path of the SQLite file; its folder is made if it is missing.
-        cluster, node: owner of the log; another owner's file is refused.
+        cluster, node: owner of the log; the file of another owner is refused.
         members: ids of all replicas, sorted and separated by commas; a file with other ids is refused. Empty: not checked.
-        fail: called with one sentence when memory and file may differ; must not return.
+        fail: function called with an error message when memory and file may differ; must not return.
 
     Raises:
         ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -345,9 +345,9 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
-        """Entries set aside by `deleteEntriesFrom`; follows `_entries` without a gap. The file may hold it."""
+        """Entries set aside by `deleteEntriesFrom`. The tail follows `_entries` without a gap, and the file may hold it."""
         self._file_equal_until = self._entries[-1][1] if self._entries else 0
-        """Last index to which the file's rows equal `_entries` and `_tail`, as far as these reach back."""
+        """Last index up to which the file's rows equal `_entries` and `_tail`."""
         self._is_changed = False
         """True if log, term or vote changed since the last commit; the commit index alone does not count."""
         self._term = contents.term
@@ -386,7 +386,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._entries[item]
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry, or take it back from the tail set aside."""
+        """Append an entry. If the tail set aside holds the same entry, take it back from there."""
         self._check()
         if self._tail:
             kept, kept_idx, kept_term = self._tail[0]
@@ -403,7 +403,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = True
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         self._check()
         self._entries.clear()
         self._tail.clear()
@@ -417,7 +417,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         del self._entries[entryFrom:]
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """Forget the entries before this position, which a dump covers."""
+        """Remove the entries before this position, which a dump covers."""
         self._check()
         count = len(self._entries[:entryTo])
         self.put_back()
@@ -433,7 +433,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._tail.clear()
 
     def _drop_tail(self) -> None:
-        """Drop the tail: a leader of a later term has other entries, so ours were never committed."""
+        """Drop the tail: a leader of a later term has other entries, so the entries in the tail were never committed."""
         self.size_bytes -= sum(len(entry[0]) for entry in self._tail)
         self._tail.clear()
         self._is_changed = True
@@ -448,7 +448,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- term, vote, commit index -----------------------------------------------------------------------------------
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Set term and vote; durable on return, with all earlier changes."""
+        """Set term and vote. On return they are durable, with all earlier changes."""
         self._check()
         if term < self._term:
             self._stop(f"the term would go back from {self._term} to {term}")
@@ -461,7 +461,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._commit()
 
     def become_voter(self) -> None:
-        """Let this log vote from now on; durable on return, with all earlier changes."""
+        """Allow this log to vote from now on. On return this is durable, with all earlier changes."""
         self._check()
         self.is_voter = self._facts["voter"] = self._is_changed = True
         self._commit()
@@ -473,7 +473,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._vote
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Set the commit index. It is written once a second: an older value after a restart is harmless."""
+        """Set the commit index. The index is written once a second; an older value after a restart is harmless."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -482,7 +482,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all earlier changes durable; no I/O if nothing changed. Puts the tail back."""
+        """Make all earlier changes durable and put the tail back. Does no I/O if nothing changed."""
         self._check()
         self.put_back()
         self._commit()
@@ -542,7 +542,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = False
 
     def _rows_after(self, idx: int) -> list[Entry]:
-        """Return the entries with a greater index, including those set aside."""
+        """Return the entries with an index above `idx`, including those set aside."""
         begin = idx + 1 - self._entries[0][1] if self._entries else 0
         rows = self._entries[begin:]
         return rows + [entry for entry in self._tail if entry[1] > idx] if self._tail else rows

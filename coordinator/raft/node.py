@@ -1,4 +1,4 @@
-"""Hardened replica: PySyncObj's Raft without its faults that lost acknowledged writes or ran foreign code (G8).
+"""Hardened Raft replica: PySyncObj without the faults that lost acknowledged writes or executed foreign code (G8).
 
 Theory of operation
 -------------------
@@ -7,30 +7,29 @@ log on all replicas: an entry is committed once a majority holds it durably, and
 From time to time a dump of the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides
 the places where it departs from the paper or from durability. The rules, and how they are enforced:
 
-H2.  A replica answers, votes or counts itself only for what is durable: every tick begins with `sync_journal()`, the
-     transport calls it between handling messages and releasing the answers, a new leader before it counts its first entry.
-H4.  Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever
-     lies behind a matching entry and adds it again; our journal sets it aside and puts it back.
-H6.  After a restart, dump and journal may differ by what happened between two steps; the journal is kept if it holds the
-     dump's last entry, replaced if it does not, and refused if there is a gap.
-H7.  The commit index moves only over entries that were compared with the leader's.
-H8.  A follower that contradicts its leader repeats the position until they agree; answers on later entries do not change that.
-H9.  An answer counts only in the term in which it was given.
-H10, H11.  An apply or a callback that raises is an alarm, never a loop.
-H12, H13.  Nothing is unpickled; an entry is an operation (0), the library's no-op (1) or a learner's request (4), and the
-     library's is never proposed.
+H2.  A replica answers, votes or counts itself only on the basis of durable entries: every tick begins with `sync_journal()`, the
+     transport calls it between handling messages and releasing the answers, a new leader before it counts its first entry. H4.
+     Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever lies behind
+     a matching entry and adds it again; our journal sets it aside and puts it back. H6.  After a restart, dump and journal may
+     differ if the process died between writing one and the other. The journal is kept if it holds the dump's last entry,
+     replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared
+     with the leader's. H8.  A follower whose log contradicts its leader's repeats the position until the logs agree, whatever it
+     answers on later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  An apply or a callback
+     that raises is an alarm, never a loop. H12, H13.  Nothing is unpickled; an entry is an operation (0), the library's no-op
+     (1) or a learner's request (4), and the library's is never proposed.
 
-Further faults of the library fixed here, each explained at its place:
+Further faults of the library that this module fixes; comments in the code explain each of them:
 
 - a follower that installed a dump acknowledged its own later entries, which had not been compared;
 - a vote that arrived twice counted twice;
 - the commit index could decrease;
-- proposals whose answer cannot come any more (their leader's connection broke, or a dump covers them) waited forever;
+- proposals whose answer could not arrive any more (their leader's connection broke, or a dump covers them) waited forever;
 - a leader that had just made a dump reported for a tenth of a second that it had none.
 
 Departures from the paper: no pre-vote, static members.
 
-Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `set_wake_scheduler`: from any thread).
+Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before
+`set_wake_scheduler`: from any thread).
 """
 
 import copy
@@ -60,10 +59,10 @@ from snapline.storage.disk.store_files import LogMark
 
 
 class Machine(Protocol):
-    """The replicated state. Called on the tick thread only."""
+    """Interface of the replicated state machine. Called on the tick thread only."""
 
     def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; deterministic, must not raise. LogError: the entry is not understood, and the process must end."""
+        """Apply a committed entry; deterministic, must not raise. Raises LogError if the entry is unknown; then the process must end."""
 
     def freeze(self) -> bytes:
         """Return the whole state as bytes."""
@@ -73,7 +72,7 @@ class Machine(Protocol):
 
 
 class ApplyFailed:
-    """Result of an entry whose `apply` raised; equal on every replica if the machine is deterministic."""
+    """Result of an entry whose `apply` raised an exception; equal on every replica if the state machine is deterministic."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -92,15 +91,16 @@ HINT_PERIODS = 1.5
 
 TERM_JUMP_MAX = 2**24
 """Largest accepted distance of a term above ours. Terms are durable, so one false message could use up all terms. An isolated candidate
-needs 290 days for so many elections. A restored cluster begins below two million."""
+needs 290 days to raise its term by this distance. A restored cluster begins below two million."""
 
 FORCED_DUMP_S = 10.0
-"""Shortest time between two dumps made for the journal's size: unapplied entries cannot be trimmed."""
+"""Shortest time, in seconds, between two dumps forced by the journal's size; unapplied entries cannot be trimmed."""
 
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 
 Callback = Callable[[object, int], None]
-"""Callback with (result, FAIL_REASON code). Called at most once, on the tick thread (QUEUE_FULL: on the proposer's), and perhaps never."""
+"""Callback with (result, FAIL_REASON code). It is called at most once and perhaps never, on the tick thread (for QUEUE_FULL on the
+proposer's thread)."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
 
@@ -129,7 +129,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             folder: folder of this replica alone; created if missing.
             cluster: name of the cluster; files of another one are refused.
             marks: storage of the log marks, outside the folder.
-            on_alarm: called on the tick thread with a sentence for operators; must return at once.
+            on_alarm: function called on the tick thread with a message for operators; must return at once.
 
         Raises:
             LogError: the library's release is not the reviewed one, or a newer log has replaced this one. Damaged files end the
@@ -146,12 +146,12 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """Learner state; None: this replica votes."""
         self._on_alarm = on_alarm
         self._hint: tuple[int, float] | None = None
-        """(lowest index at which this follower contradicted its leader, time)."""
+        """(lowest index at which this follower's log contradicted its leader's, time)."""
         self._voters: tuple[int, frozenset[str]] = (0, frozenset())
-        """(term, ids of the replicas that voted for us in it)."""
+        """(term, ids of the replicas that voted for this replica in that term)."""
         self._forced_dump_at = 0.0
         self._is_gathering = False
-        """True while entries are being made that will be sent together."""
+        """True while entries are being created that will be sent in one message."""
         self._is_closed = False
         self.on_applied: Callable[[], None] = lambda: None
         """Called in each tick after applying and before writing."""
@@ -180,7 +180,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=applied, term=term)
 
     def _check_folder_complete(self) -> None:
-        """H6: a replica without its journal has forgotten its votes, one without its dump the entries trimmed into it."""
+        """Check H6: a replica without its journal has forgotten its votes; a replica without its dump has lost the entries trimmed into the
+        dump."""
         entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
         if entries.is_new and dump.exists():
             fail_stop(f"{self.conf.journalFile} is missing beside {dump}: {ADVICE}")
@@ -212,7 +213,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(b"", callback, _OPERATION)
 
     def set_wake_scheduler(self, later: Callable[[Callable[[], None]], object]) -> None:
-        """Wake the tick by `later(call)` on the proposer's thread, so that a tick syncs all proposals made until that call together."""
+        """Use `later(call)` on the proposer's thread to wake the tick thread, so that one tick syncs all proposals made until then."""
         self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
@@ -239,7 +240,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         super()._onTick(timeToWait)
 
     def _learn(self, learner: Learner) -> None:
-        """Ask to become a voter again, or become one; start no election until then."""
+        """Ask to become a voter again, or become a voter; start no election until then."""
         self._SyncObj__raftElectionDeadline = float("inf")
         if learner.applied_term and learner.applied_term == self.raftCurrentTerm:
             self._become_voter(learner)
@@ -270,20 +271,21 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__tryLogCompaction(self) -> None:
         """Compact twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
 
-        Otherwise the library would report in that tick, in a loop of 0.1 s, to every follower that needs the dump that there is none.
+        Without the second call, the library would spin for 0.1 s in that tick. Every follower that needs the dump would
+        be answered that there is none.
         """
         SyncObj._SyncObj__tryLogCompaction(self)
         SyncObj._SyncObj__tryLogCompaction(self)
 
     def _checkCommandsToApply(self) -> None:
-        """Make entries of the waiting commands, and send them together; the library would send a message per entry.
+        """Create entries from the waiting commands and send them together; the library would send one message per entry.
 
         The followers and this replica write the entries at the same time. H2 holds, since the leader counts itself only afterwards
         (Ongaro's thesis, 2014, section 10.2.1).
         """
         self.on_applied()
         before = self._SyncObj__getCurrentLogIndex()
-        self._SyncObj__pipeNotifier.is_woken = False  # before anything is taken
+        self._SyncObj__pipeNotifier.is_woken = False  # before any command is taken
         self._is_gathering = True
         try:
             super()._checkCommandsToApply()
@@ -314,7 +316,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- proposing and applying -------------------------------------------------------------------------------------
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
-        """H11, H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
+        """Apply a command under rules H11 and H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
         kind = command[:1] if commandType is None else bytes([commandType])
         is_ours = kind == bytes([_OPERATION]) or (
             kind == bytes([LEARNER_REQUEST]) and is_request(command.removeprefix(kind))
@@ -325,7 +327,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(command, callback, commandType)
 
     def _queue(self, command: bytes, callback: Any, kind: int | None) -> None:
-        """Queue a command for the tick. `callback` as above; `kind=None`: the kind is the command's first byte."""
+        """Queue a command for the tick. `callback` is as in `_applyCommand`; `kind=None`: the kind is the command's first byte."""
         if callable(callback):
             callback = self._guarded(callback)
         if self._is_closed:
@@ -350,7 +352,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             log.exception("the alarm raised")
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> object:
-        """H10, H12: the library would unpickle a method's number and arguments."""
+        """Apply a command under rules H10 and H12, whereas the library would unpickle a method's number and arguments."""
         if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
             return None
         if command[:1] == bytes([LEARNER_REQUEST]):
@@ -384,7 +386,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self._check_committed(node, commit_index, commit_term)
 
     def _filter_message(self, node: RaftNode, message: Message) -> Message | None:
-        """Return the message as the library may see it; None: drop it."""
+        """Return the message in the form that the library may process, or None to drop the message."""
         if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
             self._alarm(
                 f"{node.id} speaks of term {message['term']}, this is {self.raftCurrentTerm}: its message is dropped"
@@ -404,7 +406,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _filter_entries(self, message: Message) -> Message | None:
         if "transmission" in message:
-            return None  # H12: a pickled entry in pieces, which our entries are too small for
+            return None  # H12: a pickled entry in pieces; entries here are too small to be split
         if "prevLogIdx" in message:
             return message
         return message | {"commit_index": min(message["commit_index"], self._SyncObj__raftCommitIndex)}  # H7
@@ -413,7 +415,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
             return None  # H9
         if message["success"] and message["next_node_idx"] > self._SyncObj__getCurrentLogIndex() + 1:
-            return None  # it would confirm entries that do not exist yet
+            return None  # the answer would confirm entries that do not exist yet
         raises = message["next_node_idx"] > self._SyncObj__raftNextIndex[node]
         if message["reset"] and raises and not message["success"]:
             return message | {"reset": False}  # H8
@@ -448,7 +450,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__sendNextNodeIdx(
         self, node: RaftNode, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
     ) -> None:
-        """H8, H9, and the answer to an installed dump, the only success without an index."""
+        """Answer an AppendEntries under rules H8 and H9, or an installed dump, which is the only success without an index."""
         if success:
             self._hint = None
             if nextNodeIdx is None:
@@ -492,7 +494,10 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- dumps ------------------------------------------------------------------------------------------------------
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
-        """H6. `clearJournal`: the dump was sent by the leader; otherwise it is our own, at start."""
+        """Load a dump under rule H6.
+
+        `clearJournal`: the leader sent the dump; otherwise the dump is this replica's own, loaded at start.
+        """
         last, prev, image = self._SyncObj__serializer.read()
         entries = self._SyncObj__raftLog
         at = prev[1] - entries[0][1]

@@ -1,21 +1,21 @@
-"""Replica of the log, and its driver: a thread that ticks, and proposals and reads for asyncio.
+"""Replica of the log, and its driver: a thread that runs Raft's ticks, and an asyncio interface for proposals and reads.
 
 Theory of operation
 -------------------
-A `Replica` has streams on the event loop, a node on its own thread, and the driver between them.
+A `Replica` consists of streams on the event loop, a Raft node on its own thread, and a driver that connects the two.
 
-pysyncobj is single-threaded; only proposing is safe from other threads. So one thread makes the node, ticks it and destroys it. Other calls
+pysyncobj is single-threaded; only proposing is safe from other threads. So one thread creates, ticks and destroys the node. Other calls
 (status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue; one signal makes the loop empty
 it.
 
-*Proposals.* A callback may never fire, because the frame with the proposal or its answer may be lost. So each proposal has a deadline, after
-which its outcome is *unknown*; its caller proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight, and further
-ones are rejected at once, so memory is bounded.
+*Proposals.* A callback may never fire, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
+after which its outcome is *unknown*; its caller proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight, and
+further ones are rejected at once, so memory is bounded.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off still answers for a while after its successor
-was elected. So a read waits until an empty entry (a barrier), proposed after the read began, is applied here: then this replica has
-everything acknowledged before. The reply is built at that moment, on the tick thread. Readers share barriers. A reader that arrives while a
-barrier is in flight waits for the next one, since the first may have been proposed before the read.
+*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off may still answer for a while after its
+successor was elected. So a read waits until an empty entry (a barrier), proposed after the read began, is applied here: then this replica
+has applied everything acknowledged before. The reply is built at that moment, on the tick thread. Readers share barriers. A reader that
+arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the read.
 
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
 memory may be corrupt.
@@ -66,10 +66,10 @@ PROPOSE_S = 5.0
 
 READ_S = 5.0
 BARRIER_S = 1.0
-"""Time limit of a barrier, after which another one is tried: its frame may be lost."""
+"""Seconds after which another barrier is tried, because the frame of the first may be lost."""
 
 RETRY_S = 0.05
-"""Time between failed barriers: without a leader they fail at once."""
+"""Seconds between failed barriers, which fail at once if there is no leader."""
 
 TRANSFER_S = 5.0
 STATUS_S = 5.0
@@ -87,7 +87,7 @@ class RaftDriver:
     Attributes:
         standing: the leader, as far as this replica knows; immutable, replaced when it changes.
         counters: counters of this replica; read only.
-        failure: why the tick thread has ended by itself; None: it has not.
+        failure: why the tick thread has ended by itself; None: the thread has not failed.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RaftDriver:
         self._barrier = _Barrier(self)
 
     async def start(self) -> None:
-        """Make the node and tick it.
+        """Create the node and start the thread that ticks it.
 
         Raises:
             LogError: the files of this replica cannot be trusted or read.
@@ -147,7 +147,7 @@ class RaftDriver:
 
         Args:
             entry: 1 to ENTRY_BYTES_MAX bytes, as the machine's `apply` takes them.
-            timeout_s: the outcome is unknown after this.
+            timeout_s: seconds to wait, after which the outcome is unknown.
 
         Raises:
             UsageError: the entry is empty, or too large (MessageTooLargeError).
@@ -176,7 +176,7 @@ class RaftDriver:
         return outcome
 
     def _answer(self, future: "asyncio.Future[Outcome]", result: object, code: int | None) -> None:
-        """Take the outcome; called by the library on the tick thread or the proposer's thread."""
+        """Pass the outcome to the waiting proposer. The library calls this on the tick thread or on the proposer's thread."""
         self.call_on_loop(partial(settle, future, outcome_of(result, code)))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class RaftDriver:
     async def read(self, build: Callable[[], T], *, timeout_s: float = READ_S) -> T:
         """Return `build()`, called on the tick thread once the state holds everything acknowledged before this call.
 
-        `build` must return something immutable and not change the state; what it raises is raised here.
+        `build` must return an immutable value and not change the state. An exception that it raises is raised here.
 
         Raises:
             CoordinatorUnavailableError: no majority answered in time.
@@ -205,7 +205,7 @@ class RaftDriver:
         )
 
     async def wait_ready(self, *, timeout_s: float = READ_S) -> None:
-        """Wait until this replica takes part: a barrier of its own has succeeded. Raises as `read` does."""
+        """Wait until a barrier that this replica proposed has succeeded. Raises the same errors as `read`."""
         await self.read(lambda: None, timeout_s=timeout_s)
 
     # ---- for operators ----------------------------------------------------------------------------------------------
@@ -215,17 +215,18 @@ class RaftDriver:
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Transfer the leadership to another replica; return the new leader. `to=None`: the replica with most of the log.
+        """Transfer the leadership to another replica; return the new leader. `to=None`: the replica with the largest part of the log.
 
         Raises:
-            UsageError: this replica does not lead, or `to` is no other replica.
-            CoordinatorUnavailableError: no replica is up to date, the time is over, or another replica won the election: ask again.
+            UsageError: this replica does not lead, or `to` does not name another replica.
+            CoordinatorUnavailableError: no replica is up to date, the time limit has passed, or another replica won the
+                election. Try again.
         """
         deadline_s = self._loop.time() + timeout_s
         before = self.standing
         is_sent = False
         while self._loop.time() < deadline_s:
-            # A replica without the last entries would lose the election; it may have them a moment later.
+            # A replica without the last entries would lose the election, but may receive them a moment later.
             is_sent = is_sent or await self._on_tick_thread(partial(self._transfer, to), timeout_s)
             leader = self.standing.leader
             if self.standing.term > before.term and leader:
@@ -245,7 +246,7 @@ class RaftDriver:
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, times in seconds; the journal's may be slightly stale."""
+        """Return counters and gauges by name, with times in seconds. Values of the journal may be slightly stale."""
         counters, standing = self.counters, self.standing
         journal = self._node._SyncObj__raftLog if self._node is not None else None
         values = {
@@ -282,8 +283,9 @@ class RaftDriver:
     def call_on_loop(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop, from any thread, in order; one signal wakes the loop for all waiting calls.
 
-        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many answers. So a tick
-        signals its applied entries before it waits for the disk, and the rest at its end.
+        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many
+        answers. So a tick signals the entries that it has applied before it waits for the disk, and signals the rest at
+        its end.
         """
         self._answers.append(call)
         if threading.get_ident() != self._ticking:
@@ -295,7 +297,7 @@ class RaftDriver:
             call_soon(self._loop, self._run_answers)
 
     def _run_answers(self) -> None:
-        self._is_signalled = False  # cleared before taking: a caller that finds it set has appended before
+        self._is_signalled = False  # cleared first: a caller that finds it set has appended its call
         while self._answers:
             try:
                 self._answers.popleft()()
@@ -403,7 +405,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to start an election; return False if it is not up to date."""
+        """Ask another replica to start an election; return False if that replica is not up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -426,13 +428,13 @@ class _Barrier:
         self._task: asyncio.Task[None] | None = None
 
     def join(self, build: Callable[[], T], future: "asyncio.Future[T]") -> None:
-        """Add a reader to the next barrier, on the loop."""
+        """Add a reader to the next barrier. Runs on the event loop."""
         self._next.append(_Reader(build, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
 
     def give_up(self, reason: str) -> None:
-        """Fail all readers, on the loop."""
+        """Fail all readers. Runs on the event loop."""
         for reader in self._next + self._under_way:
             settle_error(reader.future, CoordinatorUnavailableError(reason))
         self._next = self._under_way = []
@@ -447,14 +449,14 @@ class _Barrier:
                 self._under_way = [reader for reader in self._under_way if not (has_succeeded or reader.future.done())]
                 if self._under_way:
                     await asyncio.sleep(RETRY_S)
-                    # A new barrier is proposed after the reads of later readers, so it serves them, too.
+                    # A new barrier is proposed after the reads of later readers, so it serves those readers, too.
                     self._under_way, self._next = self._under_way + self._next, []
 
     async def _try_once(self, readers: "list[_Reader]") -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def passed(_: object, code: int | None) -> None:
-            # On the tick thread: only at this moment the state is as of the barrier.
+            # Runs on the tick thread, because only at this moment the state is as of the barrier.
             if code == FAIL_REASON.SUCCESS:
                 for reader in readers:
                     reader.build_reply(self._driver)
@@ -479,7 +481,7 @@ class _Reader:
         self._build: Callable[[], Any] = build
 
     def build_reply(self, driver: RaftDriver) -> None:
-        """Build the reply, on the tick thread."""
+        """Build the reply. Runs on the tick thread."""
         if self.future.done():
             return
         try:
@@ -511,7 +513,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica:
-    """Replica made on the event loop that serves; `start` it once its server is bound.
+    """Replica of the coordinator's log. Create it on the event loop that serves, and `start` it once its server is bound.
 
     Attributes:
         driver: proposals, reads, status.
@@ -564,11 +566,11 @@ class Replica:
         self.streams.add_to_server(server)
 
     async def start(self) -> None:
-        """Open the files and take part. LogError: they are damaged or cannot be read."""
+        """Open the files and join the cluster. Raises LogError if the files are damaged or cannot be read."""
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the replica; its files remain. May be called again."""
+        """End the replica; the files remain. May be called again."""
         await self.driver.stop()
         await self.streams.stop()
 

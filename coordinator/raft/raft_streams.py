@@ -1,27 +1,27 @@
-"""Raft's transport over our gRPC, event-loop side: streams to and from the other replicas.
+"""gRPC streams that carry Raft messages between replicas; this module runs on the event loop.
 
 Theory of operation
 -------------------
 `rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port of all other services. The
-sender dials; the receiver accepts by its initial metadata, and only then the sender counts it as connected. gRPC keeps the order and
-repeats nothing. Messages in flight are lost with their stream, and Raft sends them again.
+sender dials. The receiver accepts by sending its initial metadata; only then does the sender count it as connected. gRPC preserves the
+order and does not resend anything. Messages in flight are lost with their stream, and Raft sends them again.
 
 The certificate identifies the caller before a frame is read: role coordinator, and an id of the static list. The hello must have the same
-name. Without certificates (loopback, or the user's `--insecure`) the receiver dials back (`security/dial_back.py`): it asks the replica at
-its own address whether it calls, and changes nothing before it confirms.
+name. Without certificates (loopback, or the user's `--insecure`) the receiver dials back (`security/dial_back.py`): it calls the replica's
+own address to ask whether that replica is the caller, and changes nothing before the replica confirms.
 
-A session is (boot, stream): the durable number of this replica's starts, and the number of its dials since. A newer session of a peer ends the
-older one, an older session is refused, and a session is used once. No clock takes part. Sessions of different logs of a peer are not
+A session is (boot, stream): the durable number of this replica's starts, and the number of its dials since. A newer session of a peer ends
+the older one, an older session is refused, and a session is used once. No clock is involved. Sessions of different logs of a peer are not
 compared: a replica that lost its disk counts from one again.
 
-*Inbox.* The event loop hands calls to the tick thread, and wakes it by a pipe on which the library's poller waits. A producer appends its item
-and then, unless the inbox is marked as woken, sets the mark and writes a byte. The tick thread (1) empties the pipe, (2) clears the mark,
-(3) takes the items. So a producer that finds the mark set has appended its item before the taking. If the mark were cleared after taking, or
-the pipe emptied after clearing, a wake-up could be lost.
+*Inbox.* The event loop hands calls to the tick thread, and wakes it by a pipe on which the library's poller waits. A producer appends its
+item and then, unless the inbox is marked as woken, sets the mark and writes a byte. The tick thread (1) empties the pipe, (2) clears the
+mark, (3) takes the items. So a producer that finds the mark set has appended its item before the tick thread takes the items. If the mark
+were cleared after taking, or the pipe emptied after clearing, a wake-up could be lost.
 
-Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's stream; then
-gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest dump, which a
-leader sends without waiting for answers.
+Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's
+stream; then gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest
+dump, which a leader sends without waiting for answers.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ Item = Callable[[], None]
 
 
 class Inbox:
-    """Calls for the tick thread, in order. Any thread may put, the tick thread takes. Producers bound the size."""
+    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. Producers bound the size."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
@@ -116,7 +116,7 @@ class DialledChannel:
 
     @property
     def is_old(self) -> bool:
-        """Return whether the channel should be replaced, so that an expired or withdrawn certificate is not used any longer."""
+        """Return whether the channel must be replaced so that an expired or withdrawn certificate is no longer used."""
         age_s = asyncio.get_running_loop().time() - self._made_s
         return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
 
@@ -144,10 +144,12 @@ BATCH_BYTES_MAX = 1024 * 1024
 
 INBOX_MESSAGES_MAX = 4096
 INBOX_BYTES_MAX = 32 * 1024 * 1024
-"""Limits of one peer's messages that wait for the tick thread; beyond either, its stream is not read. They hold several batches of a dump."""
+"""Limits, in messages and bytes, of one peer's messages that wait for the tick thread. Beyond either limit its stream is not read. They
+hold several batches of a dump."""
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size waiting for one peer; beyond it the stream is ended. It exceeds the largest state (16 MiB) with its log."""
+"""Largest number of bytes waiting for one peer; beyond it the stream is ended. The limit exceeds the largest state (16 MiB) with its
+log."""
 
 CONNECT_S_MAX = 2.0
 """Time limit for a connection, and for the first batch on it: the longest election time-out."""
@@ -172,7 +174,7 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class TickSide(Protocol):
-    """Stream events for the transport, through the inbox."""
+    """Interface of the transport for stream events, which arrive through the inbox."""
 
     def opened(self, stream: "OutgoingStream") -> None: ...
     def closed(self, stream: "OutgoingStream") -> None: ...
@@ -180,9 +182,9 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """Our stream to one peer, and its outbox: the tick thread pushes, the loop takes.
+    """This replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
 
-    Each count is written by one thread only; their difference is the size of the outbox.
+    Each thread counts the bytes that it pushes or takes; the difference of the two counts is the size of the outbox.
     """
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
@@ -199,7 +201,7 @@ class OutgoingStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the size of the outbox."""
+        """Return the size of the outbox, in bytes."""
         return self._pushed_bytes - self._taken_bytes
 
     def push(self, piece: bytes) -> bool:
@@ -215,7 +217,7 @@ class OutgoingStream:
         return True
 
     async def take(self) -> bytes:
-        """Wait for the next batch and return it, on the loop."""
+        """Wait for the next batch and return it. Runs on the event loop."""
         while not self._pieces:
             self._waiter.clear()
             await self._waiter.wait()
@@ -240,7 +242,7 @@ class OutgoingStream:
 
 
 class IncomingStream:
-    """A peer's stream to us, and the counts of its messages that wait for the tick thread."""
+    """A peer's stream to this replica, with counts of its messages that wait for the tick thread."""
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
         self.peer = peer
@@ -255,16 +257,16 @@ class IncomingStream:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Return the number of messages, and their bytes, that wait for the tick thread."""
+        """Return the number and the total bytes of the messages that wait for the tick thread."""
         return self._arrived[0] - self._handled[0], self._arrived[1] - self._handled[1]
 
     def arrived(self, messages: int, size_bytes: int) -> None:
-        """Count messages that go into the inbox, on the loop."""
+        """Count messages that go into the inbox. Runs on the event loop."""
         self._arrived[0] += messages
         self._arrived[1] += size_bytes
 
     def handled(self, messages: int, size_bytes: int) -> None:
-        """Count messages that the tick thread has handled, on that thread."""
+        """Count messages that the tick thread has handled. Runs on the tick thread."""
         self._handled[0] += messages
         self._handled[1] += size_bytes
         if self._is_full and self._has_room():
@@ -272,11 +274,11 @@ class IncomingStream:
             call_soon(self._loop, self._room.set)
 
     async def room(self) -> None:
-        """Wait until more may be read, on the loop."""
+        """Wait until more messages may be read. Runs on the event loop."""
         while not self._has_room():
             self._room.clear()
             self._is_full = True
-            if self._has_room():  # room made between the two lines above, when the tick thread saw no flag
+            if self._has_room():  # messages handled between the two lines above, before the tick thread saw the flag
                 break
             await self._room.wait()
 
@@ -292,12 +294,12 @@ class IncomingStream:
 
 
 class Refusals:
-    """Reasons why other replicas reject our streams.
+    """Reasons why other replicas reject this replica's streams.
 
     Attributes:
         accepted: replicas that have ever accepted a stream; their later refusals may be temporary.
-        denials: replica → why it refused our last stream permanently; empty: it did not.
-        other_transports: replica → message that it uses TLS where we use plaintext, or vice versa; empty: it does not.
+        denials: replica → why it permanently refused this replica's last stream; empty: the stream was not refused.
+        other_transports: replica → message that the two replicas differ in their use of TLS; empty: both use the same transport.
     """
 
     def __init__(self) -> None:
@@ -306,25 +308,25 @@ class Refusals:
         self.other_transports: dict[str, str] = {}
 
     def final(self) -> dict[str, str]:
-        """Return replica that has never accepted a stream → why it will not."""
+        """Return, for each replica that has never accepted a stream, why it refuses permanently."""
         reasons = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
         return {peer: why for peer, why in reasons.items() if why and peer not in self.accepted}
 
 
 class PeerStreams:
-    """All Raft streams of one replica. Made on the event loop; methods say if they belong to the tick thread.
+    """All Raft streams of one replica. Created on the event loop. Methods for the tick thread say so.
 
     Attributes:
         inbox: calls for the tick thread.
-        opened: number of our streams that were accepted so far.
-        refused: number of others' streams that were refused so far.
-        refusals: why others reject our streams.
+        opened: number of this replica's streams that peers have accepted so far.
+        refused: number of peers' streams that this replica has refused so far.
+        refusals: reasons why peers reject this replica's streams.
     """
 
     def __init__(
         self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security, address: str = ""
     ) -> None:
-        """Configure the replicas, and our address in the list of members; nothing is dialled before `attach`."""
+        """Configure the replicas and this replica's address in the list of members. Nothing is dialled before `attach`."""
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
@@ -358,16 +360,16 @@ class PeerStreams:
     # ---- for the tick thread ----------------------------------------------------------------------------------------
 
     def attach(self, tick_side: TickSide, *, boot: int, log_id: str, nodes: list[RaftNode]) -> None:
-        """Begin to dial and to accept. Tick thread."""
+        """Start to dial and to accept streams. Runs on the tick thread."""
         self._tick_side = tick_side
         call_soon(self._loop, partial(self._begin, self._hello._replace(boot=boot, log=log_id), nodes))
 
     def detach(self) -> None:
-        """End every stream, since the node is destroyed. Tick thread."""
+        """End every stream because the node is destroyed. Runs on the tick thread."""
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
-        """End a stream; its peer is dialled again. Tick thread."""
+        """End a stream; its peer is dialled again. Runs on the tick thread."""
         call_soon(self._loop, partial(stream.end, why))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
@@ -430,7 +432,7 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _certificate_refusal(self, context: _Context) -> str | None:
-        """Return why the caller's certificate is rejected, before a frame is read; None: it is accepted."""
+        """Return why the caller's certificate is rejected, or None if it is accepted. The check precedes the reading of frames."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)
@@ -466,7 +468,7 @@ class PeerStreams:
             self._complaints.say(sentence)
 
     async def _read_hello(self, context: _Context) -> Hello | str:
-        """Read the hello; return it, or what is wrong with it."""
+        """Read and return the hello, or return the reason why it is invalid."""
         data = await read_first(context, CONNECT_S_MAX)
         if data is None:
             return "no hello came"
@@ -532,7 +534,7 @@ class PeerStreams:
             await channel.close()
 
     async def _watch_transport(self, node: RaftNode) -> None:
-        """Check the peer's transport until it has accepted a stream: gRPC reports only that it cannot be reached."""
+        """Check whether the peer uses TLS until it has accepted a stream, because gRPC reports only that the peer is unreachable."""
         while not self._is_stopped and node.id not in self.refusals.accepted:
             why = await transport_mismatch(self._security, node.address)
             self.refusals.other_transports[node.id] = why or ""
@@ -541,7 +543,7 @@ class PeerStreams:
             await asyncio.sleep(TRANSPORT_CHECK_S)
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
-        """Run one stream to its end; return whether it was accepted."""
+        """Dial a peer and run the stream until it ends; return whether the peer accepted it."""
         with self._outgoing_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
                 f"/{SERVICE}/{METHOD}"
@@ -598,7 +600,7 @@ async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: He
 async def _run_outgoing(
     stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: DialledChannel
 ) -> None:
-    """Write until the stream ends or needs a new certificate."""
+    """Write batches until the stream ends or needs a new certificate."""
     tasks: set[asyncio.Future[Any]] = {
         asyncio.create_task(_write_all(stream, call.write)),
         asyncio.ensure_future(call.code()),
@@ -623,6 +625,6 @@ async def _write_all(stream: OutgoingStream, write: Callable[[bytes], Awaitable[
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Run `call` on the loop, from any thread. If the loop is closed, nothing happens, since the process ends."""
+    """Run `call` on the loop, from any thread. If the loop is closed, the process is ending and the call is dropped."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

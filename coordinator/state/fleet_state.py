@@ -1,4 +1,4 @@
-"""The replicated state machine: what the fleet has agreed on, and the rules by which it changes.
+"""The replicated state machine: facts that the fleet has agreed on, and the rules by which they change.
 
 The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. Its successor, or another
 replica, must reach the same state from the log alone. So every decision is an operation in the log, and applying one is a pure function of
@@ -7,8 +7,8 @@ so does applying the rest of a log to an image.
 
 Rules, in the words of `docs/protocols.md`:
 
-1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, once. Operations on an epoch or a plan name the
-   state that they expect; a late proposer is refused and reads the state again.
+1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, which happens once. Operations on an epoch or a
+   plan name the state that they expect; a late proposal is refused, and its proposer reads the state again.
 2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of every agent.
    Operations name the plan and host start of their origin, and are refused when these have been replaced.
 3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint must not
@@ -18,13 +18,13 @@ Rules, in the words of `docs/protocols.md`:
    permanently.
 4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open count as unborn in
    it. Those named in its manifest exist again after a recovery to e, because the message that creates them is in transit there. A member
-   is unborn, too, if its creation is in transit or waits in its parent's checkpoint.
-5. *Requests* are done once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
+   is also unborn if its creation is in transit or waits in its parent's checkpoint.
+5. *Requests* are applied once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
    state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT` unresolved requests. A request older
-   than its last `RESULTS_KEPT` results is refused, since it is unknown whether it was done.
+   than its last `RESULTS_KEPT` results is refused, since it is unknown whether the request was applied.
 6. *Validate first, then change*: a refused operation changes only the table of requests.
 
-Carries G4 and G9 and, together with the log, G8. `leader/core.py` is the volatile half, which decides what to propose.
+Carries G4 and G9 and, together with the log, G8. `leader/core.py` is the volatile counterpart, which decides which operations to propose.
 """
 
 import msgspec
@@ -212,7 +212,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED, epochs=aborted)
 
     def _end_host_run(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
-        """Note that the current run of `host` is over. If agents are placed on it, the fleet needs a new plan."""
+        """Record that the current run of `host` has ended. If agents are placed on the host, the fleet needs a new plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
             return ()
         return self._need_plan(reason, [host], now_ns, ran_until_ns)
@@ -319,7 +319,7 @@ class FleetState(FleetView):
         return ""
 
     def _restore_membership(self, line: int, unborn: list[str]) -> None:
-        """Undo creations and removals after the line (rule 3), but keep what is unborn on it (rule 4).
+        """Undo creations and removals of agents after the recovery line (rule 3), but keep agents that are unborn on it (rule 4).
 
         An agent that left before the line stays removed, and its id is not reused.
         """
@@ -515,7 +515,7 @@ class FleetState(FleetView):
         """Return the state that `freeze` encoded.
 
         Raises:
-            LogError: `image` is no state, or has another version.
+            LogError: `image` is not a state of this version.
         """
         state = cls()
         state.image = decode_image(image)

@@ -1,23 +1,23 @@
-"""Recovery line of a logged fleet, from the checkpoints in the store above the newest complete epoch; and queries of tools about it.
+"""Recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; recovery queries of tools.
 
-The line is materialised: it becomes an epoch, which is then handled like epochs that hosts make. `Lines` keeps the ledger
-(`checkpoint_ledger.py`) up to date:
+The recovery line is materialised: stored as an epoch and then handled like epochs that hosts make. `Lines` updates the ledger
+(`checkpoint_ledger.py`):
 
-1. After the leader's start and after every plan the store is scanned: the base epoch and the plan's checkpoint packs. Reports that
-   arrive during the scan are added afterwards.
-2. A report is acknowledged (CheckpointsKnown) when all of it is in the ledger; hosts repeat it until then. A checkpoint whose predecessor
-   is missing waits; after GAP_NS the store is scanned again.
-3. A line that has become an epoch is the new base. Packs without checkpoints above it are deleted. Packs of earlier plans are swept when
-   a scan has shown that this plan's base can be read.
+1. After the leader's start and after every recovery plan, the base epoch and the plan's checkpoint packs are scanned in the store. Reports
+   that arrive during the scan are added afterwards.
+2. A host's report is acknowledged (CheckpointsKnown) when all of its checkpoints are in the ledger; hosts repeat the report until then. A
+   checkpoint whose predecessor is missing waits; after GAP_NS the store is scanned again.
+3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are swept
+   when a scan has shown that this plan's base can be read.
 
-*Damage.* An unreadable checkpoint and the agent's later ones do not count: the log between them is lost. If the base is damaged, nothing
-above it can be made into an epoch. In both cases the fleet cannot complete epochs as it should, so `problem` requests a plan at once; a
-later plan would lose more.
+*Damage.* An unreadable checkpoint and the agent's later checkpoints are ignored, because the log between them is lost. If the base is
+damaged, nothing above it can be made into an epoch. In both cases the fleet cannot complete epochs properly, so `problem` requests a
+recovery plan at once; a later plan would lose more.
 
-*Recovery queries.* Where would the fleet go back to if these agents failed? Survivors keep their live states, so the hosts of an autonomous
-fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from the replies so
-far. It is an estimate if a live state is unknown or has changed since (`recovery/history.py`); a recovery freezes the fleet first and is
-exact. While the store is being read a query waits, and after some seconds it is refused.
+*Recovery queries* ask to which checkpoints the fleet would return if given agents failed. Survivors keep their live states, so the hosts of
+an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from
+the replies so far. The answer is an estimate if a live state is unknown or has changed since (`recovery/history.py`); a recovery freezes
+the fleet first and is exact. While the store is being read a query waits, and after some seconds it is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[st
 
 
 def shape_problem(message: CheckpointsStored) -> str:
-    """Return what is wrong with the columns' lengths or indices; "": nothing."""
+    """Return the error in the lengths or indices of the message's columns, or "" if there is none."""
     names, agents = len(message.names), len(message.agents)
     if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
         return "the columns of its agents differ in length"
@@ -71,7 +71,7 @@ def shape_problem(message: CheckpointsStored) -> str:
 
 
 def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """Yield the report's checkpoints, with the channels that have changed. The first one carries the size of all logs."""
+    """Yield the report's checkpoints, with the channels that have changed. The first checkpoint carries the size of all logs."""
     names = message.names
     sent: list[dict[str, int]] = [{} for _ in message.agents]
     received: list[dict[str, int]] = [{} for _ in message.agents]
@@ -99,13 +99,14 @@ SCAN_TRIES_MAX = 60
 """Largest number of scans of an unreadable (unreachable, not damaged) store: about a minute."""
 
 GAP_NS = 2 * SECOND_NS
-"""Time to wait for a report's missing predecessor: after that it is in the store or lost."""
+"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor; afterwards the predecessor is in the store or lost."""
 
 LEFT_MAX = 1024
-"""Number of departed agents that the ledger may always keep. Rebuilding it costs a scan, as much as the start of a leader."""
+"""Number of departed agents that the ledger may keep before it is rebuilt. Rebuilding the ledger costs a scan, as the start of a leader
+does."""
 
 WAITING_MAX = 65_536
-"""Largest number of reports that wait for a scan. Further ones are not acknowledged, so hosts repeat them on their next stream."""
+"""Largest number of reports that wait for a scan. Further reports are not acknowledged, so hosts repeat them on their next stream."""
 
 TENTATIVE = "tentative"
 
@@ -120,7 +121,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. `is_late`: its result may be outdated, so another one follows."""
+    """A running scan of the store. `is_late`: the result may be outdated, so another scan follows."""
 
     plan: int
     base_epoch: int
@@ -128,11 +129,11 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """Lines of a logged fleet. Volatile: rebuilt from the store and the hosts.
+    """Recovery lines of a logged fleet. The object is volatile: a new leader rebuilds it from the store and the hosts.
 
     Attributes:
-        ledger: None until the store has been scanned under the current plan.
-        problem: why a plan is wanted; "": none is.
+        ledger: checkpoints of the fleet; None until the store has been scanned under the current plan.
+        problem: why a recovery plan is needed; "": no plan is needed.
         is_base_lost: the base is damaged, so nothing above it can be made into an epoch.
         tentative: (round, agent) → checkpoint of an undecided round.
         finished: agents that have stopped and may leave: the published base has received everything that they sent.
@@ -153,13 +154,13 @@ class Lines:
         self._is_swept = False
         self._waiting: list[WaitingReport] = []
         self._gap_ns: int | None = None
-        """Time since which a predecessor is missing."""
+        """Time since which a checkpoint's predecessor is missing, in nanoseconds; None: none is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard_hosts: dict[str, int] | None = None
-        """Host that was alive before this leader and has not been heard here → its run; None before the first evaluation."""
+        """Host that was alive before this leader started and has not contacted it → the host's run; None before the first evaluation."""
         self._materialising: dict[int, dict[str, int]] = {}
-        """Epoch → line that it will hold; until the epoch is the base or aborted."""
+        """Epoch → recovery line that the epoch will hold; removed when the epoch is the base or aborted."""
         self._finishing: dict[int, tuple[str, ...]] = {}
         """Epoch → value of `finished` once the epoch is published."""
 
@@ -167,12 +168,12 @@ class Lines:
 
     @property
     def has_advanced(self) -> bool:
-        """Return whether the line is past the newest complete epoch, and can be made into an epoch."""
+        """Return whether the recovery line is newer than the newest complete epoch and can be stored as an epoch."""
         return self.is_ready and self.ledger is not None and self.ledger.has_advanced
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the line can be made into an epoch, even if it is still the base."""
+        """Return whether the recovery line can be stored as an epoch, even if it still equals the base."""
         ledger = self.ledger
         return (
             ledger is not None
@@ -188,23 +189,23 @@ class Lines:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether some agent's newest checkpoint is past the line, because other agents hold the line back."""
+        """Return whether an agent's newest checkpoint is newer than the recovery line because other agents hold the line back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
     @property
     def log_bytes(self) -> int:
-        """Size of the sender logs in the store, above the base."""
+        """Return the size of the sender logs in the store after the base, in bytes."""
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Return agent → number of its newest checkpoint."""
+        """Return the number of each agent's newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
-        """Take a report of durable checkpoints, perhaps a repeated one."""
+        """Handle a host's report of durable checkpoints, which may be repeated."""
         if message.host_start != session.start or not self._plan:
             return  # no plan, or a fleet whose hosts make the epochs: there is no ledger
         problem = shape_problem(message)
@@ -226,7 +227,7 @@ class Lines:
         self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
 
     def on_scanned(self, event: CheckpointsScanned) -> None:
-        """Take the result of a scan."""
+        """Handle the result of a scan."""
         scan = self._scan
         if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
             return
@@ -267,7 +268,7 @@ class Lines:
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
-        """Request that `line` be made into the open epoch `epoch`; `members` are its agents, including unborn ones."""
+        """Request that `line` be stored as the open epoch `epoch`; `members` are the epoch's agents, including unborn agents."""
         state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
@@ -289,11 +290,11 @@ class Lines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Keep the stored line's finished agents until its epoch is published."""
+        """Remember the finished agents of a stored line until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """Take the finished agents of a published epoch, whose tentative checkpoints are now permanent on all hosts."""
+        """Set `finished` from a published epoch, whose tentative checkpoints are now permanent on all hosts."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
@@ -306,7 +307,7 @@ class Lines:
                 self.ledger = None
 
     def on_damaged(self, event: LineMaterialised) -> None:
-        """Handle damage to a file that a line needs."""
+        """Handle damage to a file that a recovery line needs."""
         ledger = self.ledger
         if ledger is None:
             return
@@ -323,7 +324,7 @@ class Lines:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Follow the plan and its base; add the waiting reports."""
+        """React to a new plan or base, and add the waiting reports to the ledger."""
         state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
@@ -345,8 +346,9 @@ class Lines:
     def _rescan_after_other_leader(self) -> None:
         """Scan again once a host that another leader has served attaches here, or is lost.
 
-        A deposed leader that does not know it yet still acknowledges reports, and hosts repeat only unacknowledged ones. The
-        acknowledged checkpoints are in the store, but perhaps were not during this leader's first scan.
+        A leader that does not know yet that it was replaced still acknowledges reports, and hosts repeat only
+        unacknowledged reports. The acknowledged checkpoints are in the store, but may have been missing in this
+        leader's first scan.
         """
         hosts = self._shared.state.image.hosts
         if self._unheard_hosts is None:
@@ -369,7 +371,7 @@ class Lines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the base of this plan's checkpoints: its last complete epoch, or its line; None: the base is damaged."""
+        """Return the base of this plan's checkpoints: its last complete epoch, or else its recovery line. None: the base is damaged."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -451,7 +453,7 @@ class Lines:
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
-        """Discard the checkpoints that build on a missing one, which a scan did not find either."""
+        """Discard the checkpoints that depend on a missing predecessor that a scan did not find."""
         newest = self.newest()
         for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
             agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1
@@ -494,7 +496,7 @@ class RecoveryQueries:
         self._questions: dict[int, LineQuery] = {}
 
     def on_requested(self, event: LineRequested) -> None:
-        """Take a tool's query."""
+        """Handle a tool's recovery query."""
         plan = self._shared.state.plan
         hosts = [] if plan is None else [x for x in plan.hosts if self._host_sessions.attached_session(x)]
         self._questions[event.request] = LineQuery(event.failures, self._shared.now, dict.fromkeys(hosts))
@@ -504,7 +506,7 @@ class RecoveryQueries:
             self._shared.send(self._host_sessions.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
     def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
-        """Take the positions of a host's agents."""
+        """Handle a host's report of its agents' positions."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._shared.state.plan_number or session.host not in question.waiting:
             return

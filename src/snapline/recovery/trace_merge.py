@@ -1,29 +1,29 @@
-"""One trace of a whole fleet, from the traces that its hosts have written.
+"""Merging of the traces that a fleet's hosts have written into one trace of the whole fleet.
 
 Theory of operation
 -------------------
-Each run of a host process traces into a file of its own: `checkpoint`, `send` and `receive` lines in the order in which they
-happened there, with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of
-this host begin, or go back. The lines after a plan line, up to the next one, are a *section*. A plan is committed once for the
-whole fleet, and messages of an older plan are rejected after it (G9). So the sections of plan n in all files come before those
-of plan n + 1, with a `recovery` line between them: the union of the hosts' plan lines.
+Each run of a host process writes its own trace file: `checkpoint`, `send` and `receive` lines in the order in which they happened there,
+with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of this host begin or return to a
+checkpoint. The lines after a plan line, up to the next one, are a *section*. A plan is committed once for the whole fleet, and messages of
+an older plan are rejected after it (G9). So the sections of plan n in all files come before those of plan n + 1, with a `recovery` line
+between them: the union of the hosts' plan lines.
 
-Inside a plan the files are merged: each keeps its own order, a receive waits for its send, and among the candidates for
-the next line the oldest comes first. Clocks decide nothing else: different clocks give another valid order of the same execution (Lamport
-1978, section 1).
+Inside a plan the files are merged. Each file keeps its own order, a receive waits for its send, and the oldest candidate comes first.
+Clocks affect nothing else: different clocks give another valid order of the same execution (Lamport 1978, section 1).
 
-Numbers on a channel are used again after a rollback, so an id in the merged trace holds the plan of its send: `a/2>b:5`. A
+Numbers on a channel are reused after a rollback, so a message id in the merged trace contains the plan of its send: `a/2>b:5`. A
 message that is delivered again keeps its id. The merge follows every rollback, so it knows which sends a line keeps.
 
 A killed process loses the end of its file, but no lines before a durable checkpoint:
 
-- *A receive without its send* is omitted with everything that depends on it: later events of that agent, and receives of
-  messages that it sent meanwhile. The recovery undoes them, else it would keep an orphan. A line that keeps such an agent's later
-  checkpoint is an error: then a file is missing.
+- *A receive without its send* is omitted with everything that depends on it: later events of that agent, and receives of messages that it
+  sent meanwhile. The recovery undoes these events; otherwise an orphan would remain. If a recovery line keeps such an agent's later
+  checkpoint, a file is missing, which is an error.
 - *An incomplete last line* is dropped.
-- *An agent in no plan line.* It was not placed, or the host that was to load it died before it reported this. If it has events under the new plan
-  it was created again, and goes back to 0. Otherwise it keeps the latest state that has received no undone message. This is its last state if it
-  had left, and nothing if its creation is undone. For an agent that was not loaded the state is at least its real one, which the next plan shows.
+- *An agent in no plan line.* The agent was not placed, or the host that was to load it died before reporting that. If it has events under
+  the new plan it was created again, and goes back to 0. Otherwise it keeps the latest state that has received no undone message. This is
+  its last state if it had left, and nothing if its creation is undone. For an agent that was not loaded the state is at least its real one,
+  which the next plan shows.
 - *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of the traced events: a tentative
   checkpoint is traced when its round commits, and the host may have died in between.
 
@@ -68,7 +68,7 @@ from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageRecei
 
 
 class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    """Start of a plan: the agents of `line` continue from these checkpoints; other agents continue from their current state."""
+    """Start of a recovery plan: the agents in `line` continue from these checkpoints; other agents continue from their current state."""
 
     plan: int
     line: dict[str, int]
@@ -112,7 +112,7 @@ class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 
     @property
     def message(self) -> str:
-        """Identity that the two ends share."""
+        """Return the name of the marker, which is the same at both ends."""
         return f"{self.host}>{self.to}#{self.epoch}"
 
 
@@ -128,7 +128,7 @@ class ReceiveMarkerLine(
 
     @property
     def message(self) -> str:
-        """Identity that the two ends share."""
+        """Return the name of the marker, which is the same at both ends."""
         return f"{self.sender}>{self.host}#{self.epoch}"
 
 
@@ -166,7 +166,7 @@ def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
 
 
 def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
-    """Yield all lines: each queue in its order, each receive after its send, else the oldest first.
+    """Yield all lines: each queue in its order, each receive after its send, otherwise the oldest line first.
 
     The caller must add each send to `sent` before it requests the next line.
 
@@ -204,15 +204,15 @@ class Merged(msgspec.Struct, frozen=True):
 
     Attributes:
         items: header, events and recoveries, in order; `recovery/trace.py` describes them.
-        left_out: agents whose last events are omitted although no recovery has undone them; with the message (`a>b:5`)
-            whose send is in no trace. Empty for a fleet that ended regularly.
+        left_out: agents whose last events are omitted although no recovery has undone them, each with the message
+            (`a>b:5`) whose send is in no trace. Empty for a fleet that ended regularly.
     """
 
     items: list[Header | Event | Recovery]
     omitted: dict[str, str] = msgspec.field(name="left_out")
 
     def lines(self) -> Iterator[bytes]:
-        """The trace as lines of JSON, each with its newline."""
+        """Return the trace as lines of JSON, each with its newline."""
         return map(encode, self.items)
 
 
@@ -267,7 +267,7 @@ def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
 
 
 def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
-    """The plan's whole line."""
+    """Return the plan's complete recovery line: the union of the hosts' plan lines."""
     line: dict[str, int] = {}
     for section in sections:
         for agent, number in section.line.items():
@@ -298,14 +298,14 @@ def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[
 
 
 class _Cut(msgspec.Struct, frozen=True, gc=False):
-    """End of an agent's part of a section: omitted from its event `first` on, since the send of `message` is in no trace."""
+    """End of an agent's part of a section. Events from `first` on are omitted because the send of `message` is in no trace."""
 
     first: int
     message: str
 
 
 def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
-    """Return the end of each agent's part; `sent`: messages of earlier plans that the line keeps."""
+    """Return the end of each agent's part; `sent`: messages of earlier plans that the recovery line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()
     for agent, lines in own.items():
@@ -409,7 +409,7 @@ class _Merger:
         return Merged(items, {agent: cut.message for agent, cut in self._cuts.items()})
 
     def add(self, plan: int, sections: Sequence[_Section]) -> None:
-        """Add all that happened under the next plan."""
+        """Add all events that happened under the next recovery plan."""
         line = _union(plan, sections)
         own = _events_by_agent(plan, sections)
         for agent, number in line.items():
@@ -429,7 +429,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """Add the checkpoint that the line names if it was not traced: it must have been taken."""
+        """Add the checkpoint that the recovery line names if it was not traced. The agent must have taken it."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -447,7 +447,7 @@ class _Merger:
         self._append(CheckpointTaken(agent, number))
 
     def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
-        """Return the line, completed by the other agents that must go back; agents that keep their state have no entry."""
+        """Return the recovery line, extended by the other agents that must roll back. Agents that keep their state have no entry."""
         complete = dict(line)
         for agent in active:
             if agent in self._histories:
@@ -481,7 +481,7 @@ class _Merger:
     # -- events ---------------------------------------------------------------------------------------------------------
 
     def _gaps(self, own: Mapping[str, Sequence[EventLine]]) -> dict[tuple[str, int], int]:
-        """(Agent, checkpoint) → the next one that has a line, where that is not the next number."""
+        """Return (agent, checkpoint) → the agent's next traced checkpoint, where checkpoint numbers in between are missing."""
         gaps: dict[tuple[str, int], int] = {}
         for agent, lines in own.items():
             last = self._history(agent).last
@@ -533,7 +533,7 @@ def _sender(message: str) -> str:
 
 
 def _natural(agent: str) -> list[str | int]:
-    """`a2` before `a10`."""
+    """Return a sort key that puts `a2` before `a10`."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", agent))]
 
 
@@ -654,7 +654,7 @@ def _under_plan(sections: Sequence[_HostSection]) -> Iterator[TracedEvent]:
 
 
 class _Missing:
-    """Messages that a receive need not wait for: sent messages, and messages whose send was not traced."""
+    """Set of messages that a receive need not wait for: sent messages, and messages whose send was not traced."""
 
     def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
         self._waiting = {
