@@ -41,13 +41,14 @@ from snapline.telemetry.health import begin, tell
 
 
 class LinkOwner(Protocol):
-    """Owner that feeds the cores. All calls come from the event loop, never overlap, and must not block.
+    """Interface of the owner of link cores, which passes stream events to the cores. All calls come from the event loop, never overlap, and
+    must not block.
 
     These methods may call `LinkTransport`'s methods.
     """
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Decide, on the accepting side, whether a peer's stream is refused; None accepts it. Has no side effects.
+        """Return, on the accepting side, the refusal of a peer's stream; None accepts the stream. The call has no side effects.
 
         Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if the peer has no core.
         After None, the transport calls `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
@@ -57,7 +58,8 @@ class LinkOwner(Protocol):
         """Dial a host that may not dial this one, at its request. The request is not authenticated; the address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Feed `StreamOpened`: the stream is now the peer's current one, on either side. Returning False closes it silently."""
+        """Feed `StreamOpened`: the stream is now the peer's current one, on either side. A result of False closes the stream without a
+        report."""
 
     def received(self, peer: str, frame: Frame) -> None:
         """Feed `FrameReceived`: a frame of the current stream."""
@@ -66,7 +68,8 @@ class LinkOwner(Protocol):
         """Feed `WriteReady`: the writer is free. After None, the transport calls again on `LinkTransport.wake`."""
 
     def closed(self, peer: str, error: str | None) -> None:
-        """Feed `StreamClosed`: the current stream is gone. Called once per `opened`; `error` is None if this side closed it."""
+        """Feed `StreamClosed`: the current stream has ended. The method is called once per `opened`; `error` is None if this side closed
+        the stream."""
 
     def address_of(self, peer: str) -> str:
         """Return the peer's listening address ("host:port"); empty if unknown."""
@@ -76,7 +79,7 @@ class LinkOwner(Protocol):
 
 
 class PeerStream:
-    """One stream, on either side. `is_live` holds until the decision to end it; nothing is fed or written afterwards."""
+    """One stream, on either side. `is_live` is true until the decision to end the stream; afterwards no frame is fed or written."""
 
     __slots__ = (
         "_waiter",
@@ -115,7 +118,7 @@ class PeerStream:
 
 
 class DialledPeer:
-    """Dialling state of one peer."""
+    """State of dialling one peer."""
 
     __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
 
@@ -140,7 +143,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed blocks, and return whether it does. Idempotent; without effect on other C libraries."""
+    """Make glibc keep freed blocks, and return whether this worked. The call is idempotent, and has no effect on other C libraries."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX) and mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES))
@@ -160,7 +163,7 @@ CLOSE_S_MAX = 0.5
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 0.5
-"""Sleep between dials: failing calls return within 1 ms, so without it a lost peer would occupy a whole CPU core."""
+"""Pause between dials. Failing calls return within 1 ms, so without the pause a lost peer would occupy a whole CPU core."""
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
 """Handlers of one service, by call."""
@@ -171,7 +174,8 @@ _AnyContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class LinkTransport:
-    """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC.
+    """All streams of one host process. Use the transport from one event loop, since several event loops in a process disturb each other in
+    gRPC.
 
     Attributes:
         guard: authorization of all RPCs served here.
@@ -397,7 +401,7 @@ class LinkTransport:
             await write(encode_frame(Frame(body=stream.refusal)))
         self._end(stream, None)
 
-    # The acceptor.
+    # The accepting side.
 
     async def _serve(self, _requests: object, context: _AnyContext) -> None:
         hello_frame = await self._read_hello(context)
@@ -445,7 +449,7 @@ class LinkTransport:
             return Refused(f"attempt {hello.attempt} of {hello.host}: {current.attempt} is newer", is_final=False)
         return self._owner.accepted(hello.host, hello)
 
-    # The dialler.
+    # The dialling side.
 
     async def _keep_dialling(self, dialling: DialledPeer) -> None:
         retry_s = RETRY_S_MIN
@@ -504,7 +508,8 @@ class LinkTransport:
             await channel.close()
 
     async def _channel(self, dialling: DialledPeer) -> grpc.aio.Channel:
-        """Return the channel to dial with: kept while dials fail, so that its backoff grows; new for new certificates."""
+        """Return the channel to dial with. A channel is kept while dials fail, so that its backoff grows, and replaced when certificates
+        change."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
                 await dialling.channel.close()
@@ -522,7 +527,7 @@ class LinkTransport:
         if dialling.channel is not None:
             await dialling.channel.close()
 
-    # Rotation.
+    # Rotation of certificates.
 
     async def _keep_reloading(self) -> None:
         while True:

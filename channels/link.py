@@ -1,4 +1,4 @@
-"""The link between two hosts as a core: numbers, acks, windows, markers, resume and fences.
+"""Core of the link between two hosts: numbers, acks, windows, markers, resume and fences.
 
 Problem. One bidirectional stream per pair of hosts carries every channel between their agents. Streams break, hosts are
 replaced, and a slow agent must not fill memory. Messages must not be lost, duplicated or reordered, and checkpoints must see
@@ -15,20 +15,19 @@ resend the rest with the same numbers. Messages, parts of messages, markers, and
 one order. So every channel is FIFO, a marker separates the items sent before it from those sent after it, and no item
 follows the closing of its channel.
 
-Windows. `grant_items` and `grant_bytes` are absolute: the amount consumed plus the window. So a grant may be lost, repeated
-or late. Control items, and all parts of a message but its last, count as consumed on arrival. An item gets its number only
-if there is room, so the window bounds the resend queue and the mailboxes. Every frame carries ack, grants and channel
-credits. Unreported changes get a separate frame after a quarter window or 20 ms.
+Windows. `grant_items` and `grant_bytes` are absolute: the amount consumed plus the window. So a grant may be lost, repeated or late without
+harm. Control items, and all parts of a message but its last, count as consumed on arrival. An item gets its number only if there is room,
+so the window bounds the resend queue and the mailboxes. Every frame carries ack, grants and channel credits. Changes that no frame has
+reported get a separate frame after a quarter window or 20 ms.
 
-Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer that
-is ahead is asked to try again, since this side will learn of the plan. An older attempt does not replace the current stream.
-Without a current stream any attempt is accepted; otherwise one Hello with a much higher number would lock out the peer. A
-late Hello is harmless: the dialler's next one is higher, and items are numbered. OpenChannel binds incarnations to channel
-numbers, and the caller checks them once per channel; items of channels never opened are a protocol error. An epoch is a
-stamp, never a fence.
+Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer with a newer plan is
+asked to try again, since this side will learn of that plan soon. An older attempt does not replace the current stream. Without a current
+stream any attempt is accepted; otherwise one Hello with a much higher number would lock out the peer. A late Hello is harmless: the
+dialler's next one is higher, and items are numbered. OpenChannel binds incarnations to channel numbers, and the caller checks them once per
+channel; items of channels never opened are a protocol error. An epoch is a stamp, never a fence.
 
-Floor. With the first Hellos both sides agree on the newest epoch that has begun on either. The dialler sends its own, and the
-acceptor answers with the newer of both. The caller sends no item with a lower stamp: epochs up to the floor do not involve the link.
+Floor. With the first Hellos both sides agree on the newest epoch that has begun on either side. The dialler sends its own, and the
+acceptor answers with the newer of both. The caller sends no item with a lower stamp, so epochs up to the floor do not involve the link.
 
 Liveness. Each side sends a frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stays open while
 gRPC's own threads answer pings. They break the stream of a dead, frozen or unreachable peer within 2 s (`channels/servers.py`).
@@ -98,11 +97,12 @@ HEARTBEAT_NS = 500_000_000
 """Longest time between two frames on an established stream."""
 
 HELLO_NS = 2_000_000_000
-"""Time to wait for the peer's Hello. Then the stream is closed and another one opened: the peer was busy, or did not accept it."""
+"""Time to wait for the peer's Hello. After it, the stream is closed and another one opened: the peer was busy, or did not accept the
+stream."""
 
 # Phases of the stream: IDLE → OPENING → ESTABLISHED → CLOSING → IDLE. StreamClosed leads to IDLE from every phase.
 _IDLE = "idle"  # no stream
-_OPENING = "opening"  # stream open, the peer's Hello has not arrived
+_OPENING = "opening"  # the stream is open, and the peer's Hello has not arrived
 _ESTABLISHED = "established"  # Hellos exchanged (the acceptor's own may still wait for the writer)
 _CLOSING = "closing"  # CloseStream was issued: frames are no longer written or taken
 
@@ -113,7 +113,7 @@ class LinkCore:
     State besides the outgoing and the incoming order:
         phase: phase of the stream, see above.
         attempt: attempt number of the current or last stream; the dialler's number grows.
-        begun: newest epoch that has begun on this host; set by the owner.
+        begun: newest epoch that has begun on this host; the owner sets it.
         floor: floor agreed with the peer; None before the first Hellos.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
         opened_ns, written_ns: times at which this stream was opened and its last frame was made; they determine when Hello and heartbeat are due.
@@ -197,7 +197,7 @@ class LinkCore:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return the refusal of the peer's Hello; None accepts it. Has no side effects."""
+        """Return the refusal of the peer's Hello; None accepts it. The method has no side effects."""
         if self._is_over:
             return Refused("this link has ended", True)
         refused = judge_identity(hello, self.identity)
@@ -367,7 +367,7 @@ class LinkCore:
         return commands
 
     def _check_words(self, frame: Frame) -> None:
-        """Refuse impossible acks, grants and credits before the frame is taken."""
+        """Refuse impossible acks, grants and credits before the frame is processed."""
         if frame.ack > self._out.written:
             raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
         self._check_grants(frame)

@@ -216,7 +216,7 @@ class HostDriver:
         self.turns.forget_all()
 
     def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
-        """Set a context manager that wraps each turn or segment on the event loop."""
+        """Wrap the function that runs turns and segments on the event loop."""
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:

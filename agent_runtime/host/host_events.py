@@ -1,8 +1,8 @@
 """Events and commands of a host core.
 
-Events are in the past tense and come from the adapters: links, turns, store and clock. Commands are imperatives; the adapters carry them out in
-order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`, and the core receives and sends them
-unchanged.
+Events are named in the past tense and come from the adapters: links, turns, store and clock. Commands are named as imperatives; the
+adapters carry them out in order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`,
+and the core receives and sends these messages unchanged.
 
 The file begins with the events and commands of every fleet. Sections follow for durable turns, for observers that watch messages (`is_watched`), for
 the host's log, for dead letters, for users' views of agents, and for sends that do not come from a turn.
@@ -52,22 +52,22 @@ Log = dict[str, list[InTransitMessage]]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of a host core's events."""
+    """Base class of a host core's events."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of a host core's commands."""
+    """Base class of a host core's commands."""
 
 
 Heard = Event | msg.Directive
-"""Input of a host core. Directives of the coordinator are events as they are, except for the plan."""
+"""Input of a host core. Directives of the coordinator are passed to the core unchanged as events, except for the recovery plan."""
 
 HostOutput = Command | msg.HostMessage
-"""Output of a host core. A `HostMessage` is sent to the coordinator."""
+"""Output of a host core: a command, or a `HostMessage` that is sent to the coordinator."""
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """One agent's place in a plan."""
+    """The host and incarnation that a plan assigns to one agent."""
 
     agent: str
     kind: str
@@ -77,7 +77,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent made by the adapter: initial (`checkpoint` is None), restored, or unborn.
+    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn.
 
     `passed_ns`: time since the checkpoint, as far as the machine's clock can tell.
     """
@@ -92,10 +92,11 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: logs of earlier plans, perhaps unsealed.
+    """The fleet starts or restarts from the recovery line of epoch `line_epoch`; 0 = the initial states. `logs`: host logs of earlier
+    plans, perhaps unsealed.
 
-    `drop_before`: logs of earlier plans than this are dropped beyond the line. `deaths`: turns in which processes have died. `newest`: log → newest
-    batch known to the coordinator.
+    `drop_before`: entries beyond the line are dropped from logs of plans earlier than this one. `deaths`: turns during which processes have
+    died. `newest`: log → newest batch known to the coordinator.
     """
 
     number: int
@@ -119,7 +120,7 @@ class StreamOpened(Event, frozen=True, gc=False):
 
 
 class PeerKnocked(Event, frozen=True, gc=False):
-    """A request to be dialled, from a host that may not dial this one."""
+    """A host that may not dial this one has asked to be dialled."""
 
     hello: LinkHello
 
@@ -157,7 +158,8 @@ class AgentsLoaded(Event, frozen=True, gc=False):
 
 
 class LoadFailed(Event, frozen=True, gc=False):
-    """The line cannot be loaded. `damaged_epoch` is 0 if none is damaged; `may_pass`: the store cannot be read just now."""
+    """The recovery line cannot be loaded. `damaged_epoch` is 0 if no epoch is damaged; `may_pass`: the failure may be temporary, since the
+    store cannot be read now."""
 
     plan: int
     damaged_epoch: int
@@ -167,7 +169,8 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 
 class TurnEnded(Event, frozen=True, gc=False):
-    """The handler has returned, or `pause`: a segment of a durable turn has ended. `is_durable`: the last one, perhaps the only one."""
+    """The handler has returned; or, if `pause` is set, a segment of a durable turn has ended. `is_durable`: this is the last segment of a
+    durable turn, perhaps its only one."""
 
     agent: str
     incarnation: int
@@ -184,9 +187,9 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 
 class TurnFailed(Event, frozen=True, gc=False):
-    """The handler raised. `on_error`, `retries` and the waits before retries are those of the agent's class. `is_final`: a retry cannot help;
-    `is_divergent`: the durable turn did not repeat its requests; `is_durable`: the turn is durable; `rollback`: the handler requests a rollback of
-    the fleet; `is_of_step`: a failed step is the cause."""
+    """The handler raised. `on_error`, `retries` and the waits before retries are those of the agent's class. `is_final`: a retry would fail
+    too; `is_divergent`: the durable turn did not repeat its requests; `is_durable`: the turn is durable; `rollback`: the handler requests a
+    rollback of the fleet; `is_of_step`: a failed step is the cause."""
 
     agent: str
     incarnation: int
@@ -226,14 +229,14 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """Time that an agent paused for its checkpoint; measured if the policy needs it."""
+    """The time that an agent paused for its checkpoint was measured, since the policy needs this time."""
 
     agent: str
     cost_ns: int
 
 
 class CheckpointFailed(Event, frozen=True, gc=False):
-    """A state could not be encoded: the agent could not be restored to this point, so it cannot continue."""
+    """A state could not be encoded. The agent could not be restored to this point, so the agent cannot continue."""
 
     agent: str
     incarnation: int
@@ -241,8 +244,8 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreStatusChanged(Event, frozen=True, gc=False):
-    """State of the store for checkpoints. `is_busy`: too many checkpoints wait; `problem`: reason why the store takes none, or ""; `is_full`: no more
-    checkpoints can wait."""
+    """The store's readiness for checkpoints has changed. `is_busy`: too many checkpoints wait; `problem`: reason why the store accepts
+    none, or ""; `is_full`: no more checkpoints can wait."""
 
     is_busy: bool
     problem: str
@@ -250,7 +253,8 @@ class StoreStatusChanged(Event, frozen=True, gc=False):
 
 
 class OfferedInput(msgspec.Struct, frozen=True, gc=False):
-    """A message from outside. `payload`: as `encode_message` gives it; `key`: key of the client, to recognize a repetition."""
+    """A message from outside the fleet. `payload`: result of `encode_message`; `key`: the client's key, by which a repetition is
+    recognized."""
 
     agent: str
     key: str
@@ -259,7 +263,7 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsOffered(Event, frozen=True, gc=False):
-    """A client's request. Comes back as one AnswerInputs of this number. `wall_ns`: since 1970, of this host."""
+    """A client's request with inputs. The core answers with one AnswerInputs of this number. `wall_ns`: this host's time since 1970."""
 
     request: int
     client: str
@@ -268,7 +272,8 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 
 class ReplyAwaited(Event, frozen=True, gc=False):
-    """A client waits for the answer to the input of this key, `is_early` at its turn's end, else in a complete epoch. One AnswerAsk comes back."""
+    """A client waits for the answer to the input with this key: until the turn's end if `is_early`, otherwise until a complete epoch. The
+    core answers with one AnswerAsk."""
 
     request: int
     agent: str
@@ -279,8 +284,8 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
     """Outcome of an input. `reply`: answer of its turn, in the form of `encode_message`; b"" if there is none.
 
-    `status`: "replied": the turn has succeeded; "buried": the input is a dead letter; "retry": not known on this host now; "unknown": never received,
-    or forgotten. `reason`: reason for the last two.
+    `status`: "replied": the turn has succeeded; "buried": the input is a dead letter; "retry": the input is not known on this host now;
+    "unknown": the input was never received, or was forgotten. `reason`: reason for "retry" or "unknown".
     """
 
     status: str
@@ -294,7 +299,7 @@ class TimerFired(Event, frozen=True, gc=False):
 
 
 class BatchEnded(Event, frozen=True, gc=False):
-    """The adapter has no more turns to run now: queued items for links are sent."""
+    """The adapter has no more turns to run now, so the core sends the items queued for links."""
 
 
 MODE_EVENTS: tuple[type[Heard], ...] = (
@@ -302,7 +307,7 @@ MODE_EVENTS: tuple[type[Heard], ...] = (
     *(msg.FreezeAgents, msg.ThawAgents, msg.RequestCheckpoints, msg.ReportNumbers),
     *(CheckpointMeasured, CheckpointFailed, StoreStatusChanged),
 )
-"""Events that only some checkpointing protocols know."""
+"""Events that only some checkpointing protocols handle."""
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
@@ -310,10 +315,10 @@ MODE_EVENTS: tuple[type[Heard], ...] = (
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment": the next segment of a durable
-    turn, after the awaited entry was `found`, or all segments of `turn` again. `number`: number of a durable turn among those of its agent;
-    `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without calling its handler; a turn that creates
-    the agent then makes it only if `is_made`."""
+    `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment": the next segment of a
+    durable turn, after the awaited entry was `found`, or, after a recovery, all segments of `turn` again. `number`: number of a durable
+    turn among those of its agent; `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without
+    calling its handler; such a turn still creates its agent if `is_made` is true."""
 
     agent: str
     incarnation: int
@@ -329,7 +334,7 @@ class StartTurn(Command, frozen=True, gc=False):
 
 
 class UndoTurn(Command, frozen=True, gc=False):
-    """Restore the image taken before the turn that just failed."""
+    """Restore the agent's state from the image taken before the turn that has just failed."""
 
     agent: str
 
@@ -353,7 +358,7 @@ class Control(msgspec.Struct, frozen=True):
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
     dead_letter_numbers: DeadLetterNumbers | None = None  # None: derived from their count
-    sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` has the rest
+    sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` has the other entries
     durable_turns: int = 0
     effects: SavedEffects | None = None
 
@@ -364,7 +369,7 @@ class Control(msgspec.Struct, frozen=True):
 
 
 class CaptureState(Command, frozen=True, gc=False):
-    """Take the image of an agent's state now; it serves all these epochs."""
+    """Take the image of an agent's state now; the image is used for all these epochs."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -372,12 +377,12 @@ class CaptureState(Command, frozen=True, gc=False):
 
 
 class TakeCheckpoint(Command, frozen=True, gc=False):
-    """Take the image of an agent's state now, and make it durable with its log later.
+    """Take the image of an agent's state now, and make the image durable later, together with the agent's log.
 
     Attributes:
         basis: "initial", "basic", "forced" or "tentative".
         round: koo-toueg round of a tentative checkpoint, else 0.
-        sent, received: last number sent and consumed, by channel.
+        sent, received: number of the last message sent and consumed, by channel.
         changed_sent, changed_received: numbers that differ from the agent's previous checkpoint.
         log: messages sent since the previous checkpoint.
         turns: number of turns since the previous checkpoint.
@@ -420,17 +425,17 @@ class ReportEpoch(Command, frozen=True, gc=False):
 
 
 class DropEpoch(Command, frozen=True, gc=False):
-    """The epoch has ended: drop its captures and reports."""
+    """Drop the captures and reports of an epoch that has ended."""
 
     epoch: int
 
 
 class CancelTurns(Command, frozen=True, gc=False):
-    """Stop and forget all agents and their turns; a plan has undone them."""
+    """Stop and remove all agents and their turns, which a recovery plan has undone."""
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Make these agents from the line, and seal and read the logs of earlier plans. The answer is AgentsLoaded.
+    """Make these agents from the recovery line, and seal and read the host logs of earlier plans. The answer is AgentsLoaded.
 
     `newest`: see PlanReceived.
     """
@@ -468,7 +473,7 @@ class DialPeer(Command, frozen=True, gc=False):
 
 
 class KnockAtPeer(Command, frozen=True, gc=False):
-    """Ask the peer to dial this host: send `hello` once. The message may be lost."""
+    """Ask the peer to dial this host by sending `hello` once. The message may be lost."""
 
     peer: str
     address: str
@@ -500,7 +505,7 @@ class WakeWriter(Command, frozen=True, gc=False):
 
 
 class Trace(Command, frozen=True, gc=False):
-    """A sampled message left ("send") or is consumed ("receive"); for traces and diagrams only.
+    """Trace a sampled message that left its sender ("send") or is consumed ("receive"). The command serves traces and diagrams only.
 
     Other kinds: a tentative checkpoint has become permanent ("checkpoint", `other` is its basis), or this host has sent or received a marker item
     ("send_marker", "receive_marker", `number` is the epoch).
@@ -513,7 +518,7 @@ class Trace(Command, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Something worth logging. `level`: "info" or "warning"."""
+    """Write a line to the process's log. `level`: "info" or "warning"."""
 
     level: str
     text: str
@@ -524,7 +529,7 @@ class Note(Command, frozen=True, gc=False):
 
 
 class RunStep(Command, frozen=True, gc=False):
-    """Run the step of that name at which the agent's turn waits; `place`: its number in the journal, from 0."""
+    """Run the step for which the agent's turn waits; `place`: the step's index in the journal, from 0."""
 
     agent: str
     incarnation: int
@@ -570,9 +575,9 @@ class StepEnded(Event, frozen=True, gc=False):
 
 
 class LoggedMessageSent(Command, frozen=True, gc=False):
-    """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
+    """The next message of a logged channel left its sender's outbox; the event is emitted only for an observer that watches.
 
-    `is_in_turn`: the sender's rule has already processed a message whose turn has not ended.
+    `is_in_turn`: the sender's rule has already processed the message of a turn that has not ended.
     """
 
     sender: str
@@ -581,7 +586,7 @@ class LoggedMessageSent(Command, frozen=True, gc=False):
 
 
 class OperatorCommandConsumed(Command, frozen=True, gc=False):
-    """An operator command consumed without a turn; `told`: its reply."""
+    """An operator command was consumed without a turn; `told`: the reply to the command."""
 
     agent: str
     payload: bytes
@@ -589,14 +594,15 @@ class OperatorCommandConsumed(Command, frozen=True, gc=False):
 
 
 class EffectRecordEmitted(Command, frozen=True, gc=False):
-    """A ledger record that the core itself emitted for an agent: it is not among the outputs of a turn's end."""
+    """The core itself emitted a ledger record for an agent. The record is not among the outputs of a turn's end."""
 
     agent: str
     payload: bytes
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """A message or an input consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
+    """A message or an input was consumed in the middle of a durable turn: by the turn itself, or, if `is_stashed`, for a turn of its own
+    later."""
 
     agent: str
     what: str
@@ -622,21 +628,22 @@ class AppendBatch(Command, frozen=True, gc=False):
 
 
 class BatchAppended(Event, frozen=True, gc=False):
-    """A batch durable in its place."""
+    """A batch of the host's log is durable at its place."""
 
     log: LogName
     number: int
 
 
 class LogSealed(Event, frozen=True, gc=False):
-    """A batch refused, since another object is in its place: a later plan has ended the log, and the batch will never be in it."""
+    """The store has refused a batch, since another object is at its place. A later plan has ended the log, and the batch will never be in
+    the log."""
 
     log: LogName
     number: int
 
 
 class LogStatusChanged(Event, frozen=True, gc=False):
-    """A batch delayed on its way to this log: `problem` says why."""
+    """Writing a batch to this log is delayed, or no longer delayed; `problem`: the reason."""
 
     log: LogName
     problem: str
@@ -669,7 +676,8 @@ class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class ViewRequested(Event, frozen=True, gc=False):
-    """A request to see an agent. The answer is one AnswerView of this number; `is_settled`: not before it is between two turns."""
+    """An operator has requested a view of an agent. The core answers with one AnswerView of this number. `is_settled`: it answers only when
+    the agent is between two turns."""
 
     request: int
     agent: str
@@ -677,26 +685,26 @@ class ViewRequested(Event, frozen=True, gc=False):
 
 
 class EffectsRequested(Event, frozen=True, gc=False):
-    """A request for the effects at which the agents here wait. The answer is one AnswerEffects of this number."""
+    """The effects for which the agents here wait were requested. The core answers with one AnswerEffects of this number."""
 
     request: int
 
 
 class AnswerEffects(Command, frozen=True, gc=False):
-    """An answer to EffectsRequested."""
+    """Send the answer to an EffectsRequested."""
 
     request: int
     effects: tuple[UnfinishedEffect, ...]
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):
-    """A request for the agents here with which something waits. The answer is one AnswerWaiting of this number."""
+    """The agents here for which messages or inputs wait were requested. The core answers with one AnswerWaiting of this number."""
 
     request: int
 
 
 class TracingRequested(Event, frozen=True, gc=False):
-    """A change of tracing for viewers: of each channel, every N-th message is traced from now on; 0 = none."""
+    """Tracing for viewers has changed: from now on, every N-th message of each channel is traced; 0 = none."""
 
     every: int
 
@@ -706,8 +714,8 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         what, sender, payload: kind, sender and payload of the message that began the turn.
-        entries, newest: number of journal entries, and the last ones.
-        waits, waits_ns: entry that the turn waits for, and duration of the wait; None: the entry has arrived.
+        entries, newest: number of journal entries, and the last entries.
+        waits, waits_ns: entry that the turn waits for, and duration of the wait so far; None: the entry has arrived.
         put_off: number of deferred messages.
         problem: reason why the turn cannot continue, or "".
         effect, effect_stands: effect that the turn waits for, and its state as text.
@@ -733,15 +741,16 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
         life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": waiting for a recovery; "stopping".
         turn: kind of the running turn: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
         sender: sender of that turn's message.
-        attempts: failed attempts of the turn that runs, or that is retried in `retry_ns`.
+        attempts: number of failed attempts of the turn that is running, or that will be retried in `retry_ns`.
         messages, inputs: number of messages from agents and of inputs from outside that wait for turns.
         outbox: number of messages that have not been sent yet.
         spawns: requested agents that were not granted yet.
-        timers: name and nanoseconds until it fires.
+        timers: name of each timer, and nanoseconds until it fires.
         inputs_consumed: number of the last consumed input.
         keys: number of remembered input keys.
         checkpoint: number of the last checkpoint.
-        dead_letter_count: number of all dead letters, without those handled after a retry; `dead_letters`: the newest ones, with numbers.
+        dead_letter_count: number of all dead letters, without those handled after a retry; `dead_letters`: the newest dead letters, with
+            their numbers.
         durable: unfinished durable turn, if any.
     """
 
@@ -768,8 +777,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """An answer to ViewRequested. `view` is None, with a reason, if the agent is not on this host now. If the view had to be settled, the state must be
-    read at once."""
+    """Send the answer to a ViewRequested. `view` is None, with a reason, if the agent is not on this host now. If the view was requested as
+    settled, the state must be read at once."""
 
     request: int
     view: AgentView | None
@@ -777,7 +786,7 @@ class AnswerView(Command, frozen=True, gc=False):
 
 
 class AnswerWaiting(Command, frozen=True, gc=False):
-    """An answer to WaitingAgentsRequested. `more`: agents that are left out."""
+    """Send the answer to a WaitingAgentsRequested. `more`: number of agents that are left out."""
 
     request: int
     agents: tuple[AgentView, ...]
@@ -788,7 +797,8 @@ class AnswerWaiting(Command, frozen=True, gc=False):
 
 
 class ExternalSends(Event, frozen=True, gc=False):
-    """Sends outside of any turn, because something that the agent represents has changed. State and sends take effect together.
+    """An agent sends messages outside of any turn, because the external object that the agent represents has changed. State and sends take
+    effect together.
 
     `sends`: receivers and encoded messages.
     """

@@ -1,7 +1,7 @@
-"""The part of a host core where messages arrive, wait, and are consumed, and which chooses an agent's next turn.
+"""Mailboxes, a part of the host core: messages arrive, wait and are consumed here, and this part chooses an agent's next turn.
 
-Every message enters by `arrive`, whether it came in a frame or from an agent of this host. Every message leaves by `consume`, whether its turn has
-ended or it was dead-lettered. Delays end here too: agents' timers, and messages that are to be retried.
+Every message enters through `arrive`, whether it came in a frame or from an agent of this host. Every message leaves through `consume`,
+whether its turn has ended or it was dead-lettered. This part also fires agents' timers and retries messages.
 """
 
 import heapq
@@ -35,47 +35,48 @@ from snapline.storage.packs.checkpoint import StashedMessage
 
 
 class OutletSender(Protocol):
-    """Interface of the outlets that mailboxes need."""
+    """Interface that mailboxes need from the channels' sending ends (`Outlets`)."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Let parked messages go as far as credit and room allow."""
+        """Send parked messages as far as credit and room allow."""
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send these together, or park them."""
+        """Send these messages together, or park them."""
 
 
 class AgentRetention(Protocol):
-    """Interface of the membership that mailboxes need."""
+    """Interface that mailboxes need from the host's membership part."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep the message if the receiver is just being created here; return whether it is."""
+        """Keep the message if its receiver is being created on this host. Return whether the message was kept."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
         """Retire the agent if it may leave: it has stopped, and its inputs are dead letters."""
 
 
 class InputConsumer(Protocol):
-    """Interface of the inputs that mailboxes need."""
+    """Interface that mailboxes need from the host's part for client inputs."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input whose turn has ended, that is a dead letter, or, if `is_open`, whose turn has not ended yet."""
+        """Consume an input: its turn has ended, or it is a dead letter, or, if `is_open`, its turn has not ended yet."""
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Close such an input, whose turn has ended."""
+        """Close an input that was consumed during its turn, since the turn has ended."""
 
 
 class DurableTurnRunner(Protocol):
-    """Interface of the durable turns that mailboxes need."""
+    """Interface that mailboxes need from the host's part for durable turns."""
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the agent's next entry, while a turn of its waits or others wait for the end of one; None: nothing yet."""
+        """Return the agent's next entry while its durable turn waits, or while stashed messages wait for that turn's end. None: no entry is
+        ready yet."""
 
     def start(self, agent: LocalAgent) -> None:
-        """Run the next segment of its turn."""
+        """Run the next segment of the agent's turn."""
 
 
 class Mailboxes:
-    """Mailboxes of the agents here; each agent has its own."""
+    """Mailboxes of the agents on this host, one for each agent."""
 
     _mode: HostMode
     _outlets: OutletSender
@@ -96,7 +97,7 @@ class Mailboxes:
         inputs: InputConsumer,
         durable: DurableTurnRunner,
     ) -> None:
-        """Connect the parts above this one. Functions that the hot path calls are bound once."""
+        """Connect this part to the parts above it. Functions on the hot path are bound once."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
@@ -105,7 +106,7 @@ class Mailboxes:
     # ---- arrival----------------------------------------------------------------------------------------------------
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Take an arrived message: the protocol processes it, then it waits for its turn."""
+        """Accept an arrived message: the protocol processes the message, which then waits for its turn."""
         inlet.arrived += 1
         owner = inlet.owner
         if owner is None:
@@ -119,8 +120,8 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """Free the window for a message to an agent that does not exist yet, or is in a long turn. Waiting messages must not hold window that other
-        agents, or the awaited message, need.
+        """Free the link window held by a message to an agent that does not exist yet, or is in a long turn. Other agents or the awaited
+        message may need this window.
 
         The awaited message may come on any link, even one filled by other messages. The channel's credit bounds the number of waiting messages.
         """
@@ -129,7 +130,7 @@ class Mailboxes:
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """Free the window of messages that already wait: a long turn has begun."""
+        """Free the link window of messages that already wait, since a long turn has begun."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for inlet, _, payload in agent.mailbox:
             if inlet is not None:
@@ -140,7 +141,8 @@ class Mailboxes:
             inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Take a message for an agent that is not here: kept if the agent is just being created, else a dead letter."""
+        """Accept a message for an agent that is not here. The message is kept if the agent is being created, and otherwise becomes a dead
+        letter."""
         if not self._membership.keep_early(inlet, mark, payload):
             self._shared.counts.dead_letters += 1
             self.consume((inlet, mark, payload))
@@ -148,7 +150,7 @@ class Mailboxes:
     # ---- the next turn --------------------------------------------------------------------------------------------
 
     def next_turn(self, agent: LocalAgent) -> None:
-        """Start the agent's next turn, if it may; a checkpoint that it owes comes first."""
+        """Start the agent's next turn if it may start; a checkpoint that the agent owes is taken first."""
         if agent.current is not None or agent.is_failed:
             return
         if agent.owes:
@@ -168,7 +170,7 @@ class Mailboxes:
             entry = mailbox.popleft()
             if (agent.is_crowded or agent.is_full) and _is_own(agent, entry):
                 agent.deferred.append(entry)
-                agent.attempts = 0  # the attempts belonged to this entry, if it waited for a retry
+                agent.attempts = 0  # the count of attempts belonged to this entry if the entry waited for a retry
                 continue
             self.consuming(agent, entry)
             if (is_odd or entry[2][:1] == CREATE) and self._is_settled(agent, entry):
@@ -178,10 +180,10 @@ class Mailboxes:
             self.start(agent, entry)
             return
         if is_dead_lettered and agent.owes and agent.current is None:
-            self._before_turn(agent)  # for what was consumed without a turn
+            self._before_turn(agent)  # reports entries that were consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
-        """Queue the agent's own deferred turns, if they need not be held back any longer."""
+        """Queue the agent's own deferred turns if they need not be deferred any longer."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
                 agent.turn.look = UnmatchedEntries()  # deferred entries precede the compared ones
@@ -190,7 +192,7 @@ class Mailboxes:
             self.next_turn(agent)
 
     def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether the entry is consumed without a turn: dead-lettered, or an operator command that takes none."""
+        """Return whether the entry was consumed without a turn, as a dead letter or as an operator command that needs no turn."""
         if self._is_word_settled(agent, entry):
             return True
         if not self._is_dead_lettered(agent, entry):
@@ -203,7 +205,7 @@ class Mailboxes:
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Carry out an operator command that takes no turn; return whether it was one."""
+        """Carry out an operator command that takes no turn. Return whether the entry was such a command."""
         reply = dead_letters.settled(agent, entry) if dead_letters.is_operator_command(entry) else None
         if reply is None:
             return False
@@ -214,7 +216,7 @@ class Mailboxes:
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
-        """Tell the caller, if the entry is a call, that there will be no answer."""
+        """If the entry is a call, inform the caller that no answer will come."""
         refusal, current = refusal_of(entry[2]), agent.current
         if refusal:
             agent.current = current or entry
@@ -222,8 +224,8 @@ class Mailboxes:
             agent.current = current
 
     def _next_segment(self, agent: LocalAgent) -> bool:
-        """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox is next, because only commands without a
-        turn were consumed."""
+        """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox may be served next, because only
+        commands without a turn were consumed."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
         while entry is not None and dead_letters.is_operator_command(entry) and self._is_settled(agent, entry):
             if not agent.stash:
@@ -233,11 +235,11 @@ class Mailboxes:
             agent.current = entry
             self.start(agent, entry)
         elif agent.owes and agent.current is None:
-            self._before_turn(agent)  # for what was consumed without a turn
+            self._before_turn(agent)  # reports entries that were consumed without a turn
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Dead-letter an entry for which there is no turn; return whether there is none."""
+        """Dead-letter an entry that cannot have a turn. Return whether the entry was dead-lettered."""
         if agent.is_born and is_creation(entry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
             self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
@@ -269,28 +271,28 @@ class Mailboxes:
     def refused_if_deadly(
         self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes
     ) -> ev.StartTurn:
-        """Return the turn, refused if too many processes have died in it."""
+        """Return the turn; it is marked as refused if too many processes have died in it."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
             return turn
         agent.attempts = death.times - 1
-        is_made = death.times == death.limit + 1  # after one more death the agent is not created
+        is_made = death.times == death.limit + 1  # after one more death of a process the agent is not created
         return replace(turn, refusal=death.sentence(), is_made=is_made)
 
     def put_back(self, agent: LocalAgent) -> None:
-        """Put the current entry back in its place for another turn; nothing overtakes it."""
+        """Put the current entry back at its place for another turn; no other entry overtakes it."""
         entry, agent.current = agent.current, None
         assert entry is not None
         if isinstance(entry[1], StashedMessage):
             agent.stash.insert(0, entry[1])
-        elif entry != SEGMENT:  # the journal has what a segment continues with
+        elif entry != SEGMENT:  # the journal contains the entry with which a segment continues
             agent.mailbox.appendleft(entry)
 
     # ---- consuming---------------------------------------------------------------------------------------------------
 
     def _settle_what_waits(self, agent: LocalAgent) -> None:
-        """Settle an agent that has stopped: waiting inputs become dead letters, which keep the agent here, and their clients are informed. Messages
-        of other agents are discarded, since nobody waits for them."""
+        """Settle the waiting entries of an agent that has stopped. Inputs become dead letters, which keep the agent here, and their clients
+        are informed. Messages of other agents are discarded, since nobody waits for them."""
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
@@ -311,8 +313,8 @@ class Mailboxes:
         self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
-        """Consume, without a turn, messages to an agent that has stopped. As long as the agent may send, callers are notified that there will be no
-        answer."""
+        """Consume, without a turn, messages to an agent that has stopped. As long as the agent may send, callers are notified that no
+        answer will come."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
@@ -365,9 +367,9 @@ class Mailboxes:
         is_open: bool = False,
         agent: LocalAgent | None = None,
     ) -> None:
-        """Consume an entry that came on no channel: an input counts as consumed and answered; a timer is removed.
+        """Consume an entry that did not come over a channel: an input counts as consumed and answered; a timer is removed.
 
-        `agent`: agent of the entry, which may come from the stash.
+        `agent`: the entry's agent; the entry may come from the stash.
         """
         mark = entry[1]
         if isinstance(mark, LoggedInput):
@@ -414,10 +416,11 @@ def _give_back(peer: Peer, payload: bytes) -> None:
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """Move the creation message forward: it must be the first turn of an unborn agent, and after a recovery others may arrive earlier.
+    """Move the creation message to the front. It must be the first turn of an unborn agent, and after a recovery other messages may arrive
+    earlier.
 
-    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint holds the number of consumed messages of a channel,
-    not which ones.
+    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint contains only the number of messages
+    consumed from a channel, so a channel's messages must be consumed in order.
     """
     mailbox = agent.mailbox
     creator = next((inlet for inlet, _, payload in mailbox if inlet is not None and payload[:1] == CREATE), None)
@@ -445,7 +448,7 @@ def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
 
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
-    """Remove and return inputs of clients and operators that no turn has taken: in order, out of the stash and both queues."""
+    """Remove and return, in order, the inputs of clients and operators that no turn has consumed, from the stash and both queues."""
     entries: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):
@@ -462,7 +465,7 @@ def _is_own(agent: LocalAgent, entry: Entry) -> bool:
 
 
 class Timers:
-    """Timers and retries of the agents here, in two heaps; the agents' own fields tell which of their entries still count."""
+    """Timers and retries of the agents on this host, in two heaps. The agents' own fields determine which heap entries are still valid."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes) -> None:
         self._shared = shared
@@ -472,12 +475,12 @@ class Timers:
         self._count = 0
 
     def reset(self) -> None:
-        """Clear everything: a plan ends the history of every agent here."""
+        """Clear all timers and retries, since a recovery plan ends the history of every agent here."""
         self._timers.clear()
         self._retries.clear()
 
     def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
-        """Set a timer of that name, instead of an older one."""
+        """Set a timer with this name; an older timer with the same name is replaced."""
         self._count += 1
         due_ns = self._shared.now + delay_ns
         agent.timers[name] = (due_ns, self._count, payload)
@@ -489,7 +492,7 @@ class Timers:
         heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `fire` and `retry` must be called."""
+        """Return the times at which `fire` and `retry` must be called next."""
         return [heap[0][0] for heap in (self._timers, self._retries) if heap]
 
     def fire(self) -> None:
