@@ -1,7 +1,8 @@
 """Storage of CrewAI flow states in snapline's store (docs/session-stores.md).
 
-A flow has a record `state`, and a record `pending` while it waits for a person. Their fields are the keys of the flow's state; a field that a method
-has not changed costs only a reference. Values are converted to JSON by pydantic, and are loaded as plain JSON values.
+A flow has a record `state`, and also a record `pending` while the flow waits for a person. The fields of the records are the keys of the
+flow's state; a field that a method has not changed costs only a reference. Pydantic converts values to JSON; values are loaded as plain
+JSON values.
 """
 
 try:
@@ -37,9 +38,9 @@ class FlowRecords(RecordStoreBase):
 class SnaplineFlowPersistence(FlowPersistence):
     """A `FlowPersistence`: `@persist(SnaplineFlowPersistence(location="folder"))`, or `MyFlow(persistence=…)`.
 
-    The store, a folder or a URL (`s3://bucket/prefix`), is opened at its first use and stays open until `close`. It is created if it does not exist
-    (unless `must_exist`). Only one object in one process may have it open; others get `ObjectStreamInUseError`. A save is atomic, and durable when
-    the method returns.
+    The store, a folder or a URL (`s3://bucket/prefix`), is opened at the first use and stays open until `close`. A missing store is created
+    unless `must_exist` is set. Only one object in one process may have the store open; opening it again raises `ObjectStreamInUseError`. A
+    save is atomic, and durable when the method returns.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"
@@ -48,7 +49,7 @@ class SnaplineFlowPersistence(FlowPersistence):
     _owner: FlowRecords | None = PrivateAttr(default=None)
 
     def init_db(self) -> None:
-        """Open the store; raises the errors of `RecordStoreBase.open`."""
+        """Open the store. Raises the errors of `RecordStoreBase.open`."""
         with _opening:
             if self._owner is None:
                 self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)
@@ -79,7 +80,7 @@ class SnaplineFlowPersistence(FlowPersistence):
         self._records().put(_path(flow_uuid), records)
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
-        """Return the state of a waiting flow and its pending feedback; None if it does not wait."""
+        """Return the state of a waiting flow and its pending feedback; None if the flow does not wait."""
         fields = self._records().get(_path(flow_uuid), _PENDING)
         if fields is None:
             return None

@@ -1,7 +1,7 @@
 """Storage of LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
 
-A context is a record with the fields of `Context.to_dict`; an unchanged field costs only a reference. LlamaIndex's own serializer
-converts values to text and loads them.
+A context is stored as a record with the fields of `Context.to_dict`. An unchanged field costs only a reference. LlamaIndex's own serializer
+converts values to text and back.
 """
 
 try:
@@ -21,20 +21,20 @@ _PATH = ("context",)
 
 
 class SnaplineContexts(RecordStoreBase):
-    """Contexts by name: `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
+    """Stores contexts by name: `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
 
     SHELF = "llama-workflows"
 
     async def save(self, name: str, context: Context, serializer: Any = None) -> None:
-        """Save a context as it is now; replaces the one of that name.
+        """Save the current state of a context; replaces the saved context of that name.
 
-        A step that is running now is saved as one that will run again.
+        A step that is running is saved such that it runs again after loading.
         """
         fields = {key: json.dumps(value).encode() for key, value in context.to_dict(serializer).items()}
         await in_thread(self._records.put, _PATH, {name: fields})
 
     async def load(self, name: str, workflow: Workflow, serializer: Any = None) -> Context | None:
-        """Return a context for `workflow.run(ctx=…)`; None if none was saved."""
+        """Return a context for `workflow.run(ctx=…)`; None if no context of this name was saved."""
         fields = await in_thread(self._records.get, _PATH, name)
         if fields is None:
             return None

@@ -1,13 +1,13 @@
-"""Lists of records and named records in an object stream; the common base of the thin adapters.
+"""Store lists of records and named records in an object stream. The adapters for session stores share this module.
 
     path (kind, owner)      name: a number, ascending       one record of a list
-    path (kind, owner)      name: any name                  a record of fields: small ones inline, each other one a referenced object
+    path (kind, owner)      name: any name                  a record of fields: small fields inline, each other field a referenced object
 
-So a field that is unchanged since the previous record, or that another record also holds, costs only a reference. The bytes come from the adapter
-and are opaque here.
+A field that is unchanged since the previous record, or that another record also contains, costs only a reference. The adapter encodes the
+fields; this module treats the bytes as opaque.
 
-Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time has a stream open.
-Coroutines run the blocking disk work `in_thread`.
+Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time can have a stream
+open. Coroutines run the blocking disk operations with `in_thread`.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from snapline.storage.object_streams.object_stream import ObjectStream, Path
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96
-"""Approximate overhead of an object, in addition to its bytes."""
+"""Largest size of a field that is stored inline: about the overhead of a separate object."""
 
 _NUMBER_DIGITS = 16
-"""Number of digits in a name, so that names sort like the records."""
+"""Number of digits in the name of a list record, so that names sort in the order of the records."""
 
 _LOCKS = 64
 """Number of locks. Work on one path is serialized; different paths, apart from hash collisions, run concurrently and share commits."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of fields: the bytes of small ones, and for each other one its index among the references."""
+    """A record of fields: the bytes of each small field, and for each other field its index among the references."""
 
     inline: dict[str, bytes]
     referred: dict[str, int]
@@ -68,7 +68,7 @@ class StoredRecords:
                 self._objects.commit(change)
 
     def last(self, path: Path, count: int | None = None) -> list[bytes]:
-        """Return the last records, in their order; None: all."""
+        """Return the last `count` records, oldest first; all records if `count` is None."""
         with self._lock_of(path):
             digests = [digest for _, digest in sorted(self._objects.entries(path).items())]
             selected = digests if count is None else digests[max(0, len(digests) - count) :]
@@ -93,7 +93,7 @@ class StoredRecords:
     # -- records by name ---------------------------------------------------------------------------------------------
 
     def put(self, path: Path, records: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Save records, name → fields, atomically; each replaces the record of its name."""
+        """Save records (name → fields) atomically. Each record replaces the record of the same name."""
         change = self._objects.change()
         for name, fields in records.items():
             inline = {field: data for field, data in fields.items() if len(data) <= INLINE_BYTES_MAX}
@@ -127,7 +127,7 @@ class StoredRecords:
         return sorted(self._objects.entries(path))
 
     def owner_of(self, kind: str, name: str) -> Path | None:
-        """Return the path of this kind that has a record of this name; None if there is none."""
+        """Return the path of this kind that contains a record of this name; None if there is no such path."""
         paths = (path for path in self._objects.paths(kind) if self._objects.find(path, name) is not None)
         return next(paths, None)
 
@@ -151,30 +151,30 @@ class StoredRecords:
 
 
 class RecordStoreBase:
-    """Base of the adapters' public classes: owns an open object stream and is a context manager, synchronous and asynchronous.
+    """Base class of the adapters' public classes. It owns an open object stream and is a context manager, synchronous and asynchronous.
 
-    Every change is atomic, and durable when the method returns. Threads and event loops may share the object. Only one such object in one process
-    may have a folder open; others get `ObjectStreamInUseError`.
+    Every change is atomic, and durable when the method returns. Threads and event loops may share the object. Only one object in one
+    process may have a folder open; opening it again raises `ObjectStreamInUseError`.
     """
 
     SHELF: ClassVar[str]
-    """Name of its object stream in the store."""
+    """Name of the class's object stream in the store."""
 
     def __init__(self, records: StoredRecords) -> None:
-        """Internal; use `open`."""
+        """Wrap open records. Internal; use `open`."""
         self._records = records
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None, must_exist: bool = False) -> Self:
         """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
-        `keys` None: the keys that the environment names (docs/protection.md). `must_exist`: do not create the store. Use it if the store must exist
-        already, so that a missing mount is an error.
+        `keys` None: use the keys that environment variables name (docs/protection.md). `must_exist`: do not create the store; use this
+        option if the store must already exist, so that a missing mount is an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
-            ObjectStreamInUseError: another process, or another object of this one, has it open.
-            StoreError: the store is encrypted and the key is missing; or the disk failed.
+            ObjectStreamInUseError: another process, or another object of this process, has the object stream open.
+            StoreError: the store is encrypted and the key is missing, or the disk failed.
             DamagedDataError: a file is damaged.
         """
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
@@ -182,7 +182,7 @@ class RecordStoreBase:
 
     @property
     def records(self) -> StoredRecords:
-        """The records of this object stream."""
+        """Return the records of this object stream."""
         return self._records
 
     def close(self) -> None:
@@ -213,8 +213,8 @@ R = TypeVar("R")
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` in a thread of the event loop's pool.
 
-    A thread cannot be stopped. So a cancelled caller waits until the function has ended before it is cancelled; this way a
-    write never lands after a later one.
+    A thread cannot be stopped. So a cancelled caller waits until the function has ended before the cancellation takes effect. This way a
+    write never happens after a later one.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:

@@ -1,4 +1,4 @@
-"""Keep the calls of one service as part of a cut, and make and check the stamps that keep the cut consistent. No I/O.
+"""Keep the calls of one service as part of a cut, and make and check the stamps that keep the cut consistent. This module does no I/O.
 
 Theory of operation
 -------------------
@@ -155,7 +155,7 @@ class HandlerExecution:
 
 
 class CallLedger:
-    """See the module.
+    """The ledger of one service's calls (see the module).
 
     Attributes:
         agent: the service's agent in the fleet.

@@ -521,7 +521,7 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake waiters once. If the event stayed set, the waiters would loop forever and block the event loop."""
+        """Set the plan and wake waiters once."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

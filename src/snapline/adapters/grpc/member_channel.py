@@ -106,7 +106,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """Return gRPC's name for a kind of method, such as the name of the channel's attribute."""
+    """Return gRPC's name for a kind of method, such as `unary_stream`."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 

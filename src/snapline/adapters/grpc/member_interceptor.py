@@ -1,4 +1,4 @@
-"""Server side: a request is accepted once, after the records that its stamp requires, and its answer carries a stamp.
+"""Serve the requests to a member. A request is accepted once, after the service has recorded the epochs that the stamp requires; the answer carries a stamp.
 
 A request without a stamp comes from outside of the fleet, and is served as usual.
 """
@@ -34,13 +34,13 @@ UNKNOWN = 2
 """gRPC's status code for a handler that raised."""
 
 METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
-"""Metadata of this task's request; cached, since gRPC builds it anew at each access."""
+"""Metadata of this task's request. The metadata is cached, since gRPC rebuilds it at each access."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class MemberInterceptor(grpc.aio.ServerInterceptor):
-    """See the module; available as `Member.interceptor`."""
+    """Server interceptor of a member (see the module), available as `Member.interceptor`."""
 
     def __init__(self, member: MemberInterface) -> None:
         self._member = member
@@ -70,7 +70,7 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StreamHandler:
-    """A method with streams. For members it is one large call; for others it streams as usual."""
+    """An RPC method with streams. A call by a member is one large call; a call by others streams as usual."""
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
@@ -103,7 +103,7 @@ class StreamHandler:
 
 
 class UnaryHandler:
-    """One method of the service."""
+    """An RPC method without streams."""
 
     __slots__ = ("_function", "_member", "_serialize")
 
@@ -155,7 +155,7 @@ class UnaryHandler:
         return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
-        """Run the handler. An error that it raises is also an answer: the handler is not rerun because of it."""
+        """Run the handler. An error that the handler raises is also an answer, and does not cause a rerun."""
         try:
             response = await self._function(request, context)
         except AbortedHandlerError as error:
@@ -208,7 +208,7 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """gRPC's context for handlers: status and metadata that end a call are recorded in the ledger first."""
+    """Wrapper of gRPC's context for handlers. Status and metadata that end a call are first recorded in the ledger."""
 
     __slots__ = ("_inner", "trailing")
 

@@ -1,29 +1,32 @@
-"""Threads of a service and the event loop of its member: requests of threads are carried out in the loop, atomically with the thread's own work.
+"""Connect the threads of a service with the event loop of its member. The loop carries out requests of threads, atomically with the thread's own work.
 
-A thread is *inside* from its beginning to its end, except while it waits in a call of the member. Its work inside, between two of these waits, is
-one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs a function in
-the loop while the thread remains inside. `wait` makes a call, and the thread is outside from that step of the loop on; it is inside again from the
-step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken, if the gate reports that no thread is inside.
-`QuiescentService` makes the service look single-threaded to its member: each of its answers is valid while no thread is inside.
+A thread is *inside* from its beginning to its end, except while it waits in a call of the member. The thread's work inside, between two of
+these waits, is one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
+requests. `step` runs a function in the loop while the thread remains inside. `wait` makes a call. From that step of the loop on the thread
+is outside; it is inside again from the step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken,
+if the gate reports that no thread is inside. `QuiescentService` makes the service look single-threaded to its member: the service is ready
+only while no thread is inside.
 
-When the fleet rolls back, an older thread gets `HistoryOverError` at its next wait or request, like CancelledError in a coroutine. It may catch
-that and continue for a while: the rollback waits until it has ended, but the loop does not block. The loop never waits for a thread, so a thread
-may wait for the loop.
+When the fleet rolls back, a thread of the older history gets `HistoryOverError` at its next wait or request, like CancelledError in a
+coroutine. If the thread catches the error and continues for a while, the rollback waits until the thread has ended, but the loop does not
+block. The loop never waits for a thread, so a thread may wait for the loop.
 
 The gate
 --------
-`QuiescenceGate` decides when a cut may be taken, and when the fleet may roll back; it has no I/O and no threads. Cuts and recoveries must not split a
-piece. So they need no thread to be inside, but threads may still be running. The gate is a readers-writer lock (Courtois, Heymans and Parnas 1971):
-threads are the readers, which run in parallel as usual, and cuts are the writers.
+`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back, without I/O and without threads. Cuts and recoveries must
+not split a piece. So they require that no thread is inside, although threads may still be running. The gate is a readers-writer lock
+(Courtois, Heymans and Parnas 1971): threads are the readers, which run in parallel as usual, and cuts are the writers.
 
-- A cut that is requested shuts the gate: no thread enters, and the cut is taken when the last thread inside has ended or waits. Waiting threads
-  enter between two cuts.
-- Cuts alternate with threads. A thread inside may depend on a thread at the gate, for example on its lock, and never leave; or it may be inside for
-  long, and all other threads would wait with the cut. So the gate is shut for PATIENCE_NS, then open for as long, then shut and open for twice
-  as long each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the latest when the gate is shut for longer than a
-  piece takes, and threads can run half of the time.
-- A cut is wanted as long as it is requested. Its end is not reported: it is assumed when there was no request for LAPSE_NS.
-- Threads cannot be killed. Threads from before a recovery may remain inside: here the rollback is complete when all of them have ended.
+- A request for a cut shuts the gate. Then no thread enters, and the cut is taken when the last thread inside has ended or waits. Threads
+  that
+    wait at the gate enter between two cuts.
+- Cuts alternate with threads. A thread inside may need a lock held by a thread at the gate, and would then never leave. Or a thread may
+  stay
+    inside for long, and all other threads would wait together with the cut. So the gate is shut for PATIENCE_NS, then open for the same
+    time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the
+    latest when the gate is shut for longer than a piece takes, and threads can run half of the time.
+- A cut is wanted as long as it is requested. The end of the wish is not reported: the gate assumes it when no request came for LAPSE_NS.
+- Threads cannot be killed. Threads from before a recovery may remain inside; the rollback is complete only when all of them have ended.
 
 The loop's thread calls all methods of the gate. The caller must call `leave` and `end` in one piece with the thread's work: with the call's entry in
 the ledger, and with the handler's answer.
@@ -48,10 +51,11 @@ from snapline.adapters.grpc.service_agent import CutService
 from snapline.errors import UsageError
 
 PATIENCE_NS = 50_000_000
-"""Initial period of the gate: long compared to a piece, which only computes, and short compared to an epoch's time-out."""
+"""Initial time for which the gate is shut. The time is long compared to a piece, which only computes, and short compared to an epoch's
+time-out."""
 
 LAPSE_NS = 25_000_000
-"""Time without a request after which no cut is wanted: five times `member.READY_LOOK_S`."""
+"""Time without a request after which the gate assumes that no cut is wanted: five times `member.READY_CHECK_PERIOD_S`."""
 
 
 class QuiescenceGate:
@@ -59,7 +63,7 @@ class QuiescenceGate:
 
     Attributes:
         inside: numbers of the threads that are inside, a subset of `begun`.
-        begun: number of each thread that has begun and not ended → its plan.
+        begun: number of each thread that has begun and not ended → plan under which the thread began.
     """
 
     def __init__(self) -> None:
@@ -76,11 +80,11 @@ class QuiescenceGate:
         return not self.inside
 
     def open(self) -> None:
-        """Open the gate: the cut was taken, or is not wanted any more."""
+        """Open the gate, because the cut was taken or is no longer wanted."""
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
-        """Return whether a thread may enter; the caller must then call `enter` in the same piece."""
+        """Return whether a thread may enter. If so, the caller must call `enter` in the same piece."""
         if not self._is_wanted(now_ns):
             return True
         elapsed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
@@ -90,7 +94,7 @@ class QuiescenceGate:
         return elapsed - 2 * (round_ - 1) >= round_
 
     def enter(self, thread: int, plan: int) -> None:
-        """Mark a thread as inside. Its plan remains the one under which it began."""
+        """Mark a thread as inside. The thread keeps the plan under which it began."""
         self.begun.setdefault(thread, plan)
         self.inside.add(thread)
 
@@ -115,29 +119,32 @@ LOOK_S = LAPSE_NS / 1e9
 """Longest time until a waiter at the gate checks again, even without a signal."""
 
 WAIT_LOG_AFTER_S = 5.0
-"""Time after which a recovery that waits for threads logs that; computing or waiting threads normally end long before."""
+"""Time after which a recovery logs that it waits for threads. Computing or waiting threads normally end long before."""
 
 log = logging.getLogger("snapline.grpc")
 
 Reenter = Callable[[], Awaitable[None]]
 Finish = Callable[[Reenter], Awaitable[Any]]
-"""Function that waits for an answer and takes it in the step in which its `Reenter` ends."""
+"""Function that waits for an answer and takes the answer in the step of the loop in which its `Reenter` ends."""
 
 Work = Callable[[], None]
 
 
 class HistoryOverError(BaseException):
-    """The fleet has rolled back, and this thread belongs to a discarded history: let it end. A BaseException, like CancelledError."""
+    """The fleet has rolled back, and this thread belongs to a discarded history.
+
+    Let the thread end. The class is a BaseException, like CancelledError.
+    """
 
 
 class RegisteredThread:
     """A registered thread.
 
     Attributes:
-        number: its number at the gate.
-        plan: plan under which it began.
-        context: context of its work in the loop.
-        is_over: it has ended.
+        number: number of the thread at the gate.
+        plan: plan under which the thread began.
+        context: context variables of the thread's work in the loop.
+        is_over: the thread has ended.
     """
 
     __slots__ = ("context", "is_over", "number", "plan")
@@ -198,22 +205,22 @@ class MemberThreads:
     # ---- in threads ---------------------------------------------------------------------------------------------------
 
     def step(self, function: Callable[[], Any]) -> Any:
-        """Run the function in the loop, within the piece of this thread; in the loop itself, call it directly.
+        """Run the function in the loop, within this thread's piece. If the caller runs in the loop itself, call the function directly.
 
         Raises:
             UsageError: this thread is not registered.
-            HistoryOverError: it began before a recovery.
+            HistoryOverError: the thread began before a recovery.
         """
         if self._is_loop():
             return function()
         return self.ask(self._step, function)
 
     def wait(self, begin: Callable[[], Finish]) -> Any:
-        """Make a call within the piece of this thread, and wait for it outside. Raises the errors of `step` and of the call."""
+        """Make a call within this thread's piece, and wait for the answer outside. Raises the errors of `step` and of the call."""
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[RegisteredThread, Any, "Future[Any]"], None], what: object) -> Any:
-        """Pass a request of the calling thread to the loop, and return its result."""
+        """Pass a request of the calling thread to the loop, and return the result."""
         thread: RegisteredThread | None = getattr(self._here, "thread", None)
         if thread is None:
             raise UsageError(
@@ -225,7 +232,7 @@ class MemberThreads:
         return self.run_in_loop(thread.context, partial(how, thread, what))
 
     def run_in_loop(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
-        """Run `does` in the loop, and wait for its result. Raise HistoryOverError if there will be none."""
+        """Run `does` in the loop, and wait for the result. Raise HistoryOverError if no result will come."""
         answer: Future[Any] = Future()
         self._asked.add(answer)
         try:
@@ -283,7 +290,7 @@ class MemberThreads:
             self.loop.call_soon_threadsafe(self.end, thread)
 
     def outside(self) -> None:
-        """Leave while this thread waits for something other than a call. It re-enters with `wait`."""
+        """Leave the gate while this thread waits for something other than a call. The thread re-enters with `wait`."""
         self.ask(self._leave, None)
 
     def _is_loop(self) -> bool:
@@ -293,7 +300,7 @@ class MemberThreads:
             return False
 
     def _work(self, thread: RegisteredThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
-        """Run the whole work of this thread."""
+        """Run the thread's function from beginning to end."""
         result, raised = None, None
         self._here.thread = thread
         try:
@@ -312,7 +319,7 @@ class MemberThreads:
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: RegisteredThread) -> None:
-        """Wait until this thread may be inside, and mark it; return at once if it is inside already."""
+        """Wait until this thread may be inside, and mark the thread as inside. Return at once if it is inside already."""
         while True:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
@@ -324,7 +331,7 @@ class MemberThreads:
             await self._opening()
 
     async def passed(self) -> None:
-        """Wait until a thread may enter; the caller may let it enter in the same step."""
+        """Wait until a thread may enter. The caller may let a thread enter in the same step of the loop."""
         while not self.gate.may_enter(time.monotonic_ns()):
             await self._opening()
 
@@ -335,7 +342,10 @@ class MemberThreads:
                 await opened.wait()
 
     async def run(self, thread: RegisteredThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
-        """Run the function in a thread, to which `carry` passes work. On return the thread is outside, but its last piece continues."""
+        """Run the function in a thread; `carry` passes work to that thread.
+
+        On return the thread is outside, but its last piece continues.
+        """
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
 
@@ -344,7 +354,10 @@ class MemberThreads:
         self.member.start(self.run(RegisteredThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run the function in a new thread that is inside from this step on, even if a cut waits, since this step already began its piece."""
+        """Run the function in a new thread that is inside from this step on.
+
+        It enters even if a cut waits, since this step has already begun its piece.
+        """
         thread = RegisteredThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
         outcome = contextvars.Context().run(self._launched, thread, function, in_new_thread)
@@ -449,13 +462,13 @@ class MemberThreads:
             )
 
     def close(self) -> None:
-        """Fail the threads that still wait for the loop, which is closed."""
+        """Raise an error in the threads that still wait for the loop, which is closed."""
         for answer in list(self._asked):
             answer.cancel()
 
 
 class QuiescentService:
-    """A `CutService` that wraps the user's; see the module."""
+    """A `CutService` that wraps the user's service (see the module)."""
 
     def __init__(self, service: CutService, threads: MemberThreads) -> None:
         self._service, self._threads = service, threads
@@ -472,7 +485,10 @@ class QuiescentService:
         self._service.on_cut(epoch)
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken. The service is asked before the gate is shut, as it may need a thread at the gate, and again after."""
+        """Return whether a cut may be taken.
+
+        The service is asked before the gate is shut, since it may need a thread at the gate, and again afterwards.
+        """
         threads = self._threads
         if not self._service.ready():
             return False

@@ -6,15 +6,17 @@
     server.start()
     code = member.run()
 
-It is a `Member` in an event loop, which runs in the thread that calls `run`; requests of handlers are carried out there (`member_threads.py`). Cuts,
-calls and recoveries are those of `Member`; this module connects threads and the loop.
+A `ThreadedMember` contains a `Member` in an event loop, which runs in the thread that calls `run`. The loop carries out the requests of
+handlers (`member_threads.py`). Cuts, calls and recoveries work as in `Member`; this module connects the threads with the loop.
 
-Server side: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request. That thread waits for the loop, which
-admits the request and passes it the handler to run once the gate lets it enter, and then the response to send.
+Server side: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request. That thread waits for
+the loop. The loop admits the request, passes the handler to the thread once the gate lets the thread enter, and then passes the response to
+send.
 
-Client side: a channel for stubs in threads makes the calls of a `MemberChannel` in the loop. A call is in the ledger from the step of the loop in which
-it is made, in one piece with its thread's earlier state changes. The thread is outside from then on, and inside again from the step in which the
-answer leaves the ledger. A stream is one call (`member_call.py`): its requests are taken from the iterator first, within the piece.
+Client side: a channel for stubs in threads makes the calls of a `MemberChannel` in the loop. A call is in the ledger from the step of the
+loop in which it is made, in one piece with its thread's earlier state changes. From that step on the thread is outside, and it is inside
+again from the step in which the answer leaves the ledger. A stream is one call (`member_call.py`): the requests are first taken from the
+iterator, within the piece.
 """
 
 import asyncio
@@ -49,11 +51,11 @@ from snapline.security.transport import Security
 Behavior = Callable[[Any, Any], Any]
 
 GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
-"""Status that is no answer for a member's call: the call is repeated, or belongs to an older history."""
+"""Status that a member does not treat as an answer: the call is repeated, or belongs to an older history."""
 
 
 class ThreadedInterceptor(grpc.ServerInterceptor):
-    """See the module; available as `ThreadedMember.interceptor`."""
+    """Server interceptor of a threaded member (see the module), available as `ThreadedMember.interceptor`."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads) -> None:
         self._member, self._threads = member, threads
@@ -80,7 +82,7 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
 
 
 class ServedMethod:
-    """One method of the service. gRPC calls its methods in threads."""
+    """One RPC method of the service. gRPC calls the functions of this class in threads."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, handler: Any, method: str) -> None:
         self._member, self._threads = member, threads
@@ -108,14 +110,14 @@ class ServedMethod:
         return response
 
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
-        """Yield the responses, which are available when the handler has ended."""
+        """Yield the responses, which are all available when the handler has ended."""
         if call_stamp(context.invocation_metadata()) is None:
             yield from self._serve_external_stream(request, context, lambda given: self._function(given, context))
             return
         yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
 
     def _whole(self, request: Any, context: Any) -> bytes:
-        """Serve the request, in its thread."""
+        """Serve the request in the request's thread."""
         asking = RequestThread(context)
         try:
             sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
@@ -133,7 +135,7 @@ class ServedMethod:
         return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
-        """Return a coroutine that has the function run by the thread that waits for the loop."""
+        """Return a coroutine function that lets the thread that waits for the loop run `function`."""
 
         async def served(request: Any, context: Any) -> Any:
             run = RUN.get()
@@ -147,7 +149,10 @@ class ServedMethod:
     def _serve_external_stream(
         self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]
     ) -> Iterator[bytes]:
-        """Serve a stream for a caller that is no member. It streams as usual, but no cut is taken between two messages while the handler runs."""
+        """Serve a stream for a caller that is not a member.
+
+        It streams as usual, but no cut is taken between two messages while the handler runs.
+        """
         visit = ExternalStream(self._member, self._threads, self._serialize)
         try:
             visit.begin()
@@ -163,7 +168,10 @@ class ServedMethod:
 
 
 class RequestThread:
-    """A gRPC thread that waits for the loop; also the context of its request: attributes not defined here are gRPC's."""
+    """A gRPC thread that waits for the loop.
+
+    The object is also the context of the thread's request; other attributes come from gRPC's context.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -180,20 +188,20 @@ class RequestThread:
         return made
 
     def carry(self, work: Work) -> None:
-        """Pass work to the thread."""
+        """Pass a function to the thread, which runs it."""
         self._inbox.put(work)
 
     def ended(self, task: "asyncio.Task[Any]") -> None:
-        """Called in the loop when the request is served: no more work follows."""
+        """End the thread's wait. The loop calls this when the request is served and no more work follows."""
         self._task = task
         self._inbox.put(None)
 
     def cancel(self) -> None:
-        """Stop waiting: the loop is closed."""
+        """Stop waiting, because the loop is closed."""
         self._inbox.put(None)
 
     def work(self) -> Any:
-        """Called in the thread: do the work until there is no more; return the result of the loop's task."""
+        """Run the work that the loop passes until no more follows; return the result of the loop's task. Called in the thread."""
         while (work := self._inbox.get()) is not None:
             work()
         if self._task is None or self._task.cancelled():
@@ -201,13 +209,13 @@ class RequestThread:
         return self._task.result()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
-        """End the request, in the loop; the thread reports it to gRPC."""
+        """End the request with an error. Called in the loop; the thread reports the error to gRPC."""
         self._inner.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
 
 class HandlerContext:
-    """gRPC's context, as handlers see it."""
+    """Wrapper of gRPC's context that handlers get."""
 
     __slots__ = ("_inner",)
 
@@ -228,14 +236,14 @@ class HandlerContext:
 
 
 class ExternalStream:
-    """Handler of a stream for a caller outside of the fleet: each of its pieces is treated like a handler of its own."""
+    """Handler of a stream for a caller outside of the fleet. Each piece of the handler is treated like a separate handler."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
         self._member, self._threads, self._serialize = member, threads, serialize
         self._thread: RegisteredThread | None = None
 
     def begin(self) -> None:
-        """Wait until a piece may begin."""
+        """Wait until an atomic piece may begin."""
         self._thread = self._threads.register_thread(self._admitted)
 
     async def _admitted(self) -> RegisteredThread:
@@ -251,7 +259,7 @@ class ExternalStream:
             self._threads.left(thread)
 
     def each(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Yield requests; each is awaited between two pieces."""
+        """Yield the requests. The handler waits for each request between two pieces."""
         while True:
             self.end()
             request = next(requests, self)
@@ -262,14 +270,17 @@ class ExternalStream:
 
 
 class ThreadedChannel(grpc.Channel):
-    """See the module; created by `ThreadedMember.channel`. `make`: creates the channel in the loop, at its first use."""
+    """Channel for stubs in threads (see the module), created by `ThreadedMember.channel`.
+
+    `make` creates the inner channel in the loop at the first use.
+    """
 
     def __init__(self, threads: MemberThreads, make: Callable[[], MemberChannel], listed: frozenset[str]) -> None:
         self._threads, self._make, self._listed = threads, make, listed
         self._made: MemberChannel | None = None
 
     def inner(self) -> MemberChannel:
-        """Return the channel; called in the loop."""
+        """Return the inner channel; called in the loop."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -305,7 +316,7 @@ class ThreadedChannel(grpc.Channel):
         """Do nothing: `subscribe` is not supported."""
 
     def close(self) -> None:
-        """Do nothing: the channel ends with its member, since a recovery repeats calls over it."""
+        """Do nothing. The channel ends with its member, since a recovery repeats calls over the channel."""
 
     def __enter__(self) -> Self:
         return self
@@ -331,7 +342,7 @@ class ThreadedMethod:
             grpc.RpcError: as gRPC's, with code() and details().
             DivergedCallError: the handler was rerun and makes a different call than before.
             UsageError: this thread is not registered.
-            HistoryOverError: the fleet rolls back. It is a BaseException: do not catch it.
+            HistoryOverError: the fleet is rolling back. Do not catch this BaseException.
         """
         if self._answers_stream:
             return ResponseStream(self.future(request, timeout, **options))
@@ -339,17 +350,20 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """Return the response, and the call with its status and metadata."""
+        """Return the response together with the call, which has the status and the metadata."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> "CallFuture":
-        """Make the call and return its future; `result` waits for the answer, in the thread that acts on it."""
+        """Make the call and return its future. The thread that acts on the answer must call `result`."""
         return CallFuture(self._threads, self, self._threads.step(self._making(request, timeout, options)))
 
     def send(self, request: Any) -> ServiceCall:
-        """Send as `MemberMethod.send`: no caller awaits the answer, and the service's `answered` gets it in a thread of its own."""
+        """Send a request, as `MemberMethod.send`.
+
+        No caller waits for the answer; the service's `answered` gets the answer in a separate thread.
+        """
         requests = list(request) if self._asks_stream else request
         sent: ServiceCall = self._threads.step(lambda: self._method().send(requests))
         return sent
@@ -364,7 +378,7 @@ class ThreadedMethod:
         return decoded(answer.response)
 
     def _making(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Callable[[], MemberCall]:
-        """Take the requests from their iterator in this thread; return a function that makes the call in the loop."""
+        """Take the requests from the iterator in this thread; return a function that makes the call in the loop."""
         given = list(request) if self._asks_stream else request
         return lambda: self._method().make(given, {**options, "timeout": timeout})
 
@@ -399,13 +413,13 @@ class AnsweredCall(NamedTuple):
 
 
 async def _answered(call: MemberCall, reenter: Reenter) -> AnsweredCall:
-    """Wait for the answer. Decoding may take long, so it is done later, when the thread is inside."""
+    """Wait for the answer. The answer is decoded later, when the thread is inside, because decoding may take long."""
     answer = await call.answer(reenter)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
 
 class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC's takes none
-    """Future of a call that was made; its answer stays in the ledger until `result` or `exception` has taken it."""
+    """Future of a call. The answer stays in the ledger until `result` or `exception` has taken it."""
 
     def __init__(self, threads: MemberThreads, method: ThreadedMethod, call: MemberCall) -> None:
         self._threads, self._method, self._call = threads, method, call
@@ -414,12 +428,12 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         self._is_taken = self._is_cancelled = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the response; for a response stream, all responses. The answer is taken in one piece with what follows.
+        """Return the response, or for a response stream all responses. Taking the answer is one piece with the caller's following work.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
             grpc.FutureCancelledError: after `cancel`.
-            UsageError: another thread waits for it already; or a time-out is given, which belongs in the call.
+            UsageError: another thread already waits for the result, or a time-out is given (set the time-out in the call).
         """
         if timeout is not None:
             raise UsageError(
@@ -458,7 +472,10 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return None if error is None else error.__traceback__
 
     def cancel(self) -> bool:
-        """Give up, in one piece with what follows; the call may have been handled. False: its answer was taken, or a thread waits for it."""
+        """Give up the call, in one piece with the caller's following work.
+
+        The call may have been handled. Return False if the answer was taken or a thread waits for it.
+        """
         if self.done() or self._is_taken:
             return self._is_cancelled
         self._threads.step(self._call.give_up)
@@ -470,7 +487,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return self._is_cancelled
 
     def done(self) -> bool:
-        """Return whether its answer was taken, or the call cancelled."""
+        """Return whether the answer was taken or the call was cancelled."""
         return self._is_cancelled or self._answer is not None or self._error is not None
 
     def running(self) -> bool:
@@ -485,7 +502,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
 
 
 class ResponseStream:
-    """Responses of a call; all are available when the first one is."""
+    """Responses of a call. All responses become available together with the first one."""
 
     def __init__(self, call: CallFuture) -> None:
         self._call = call
@@ -508,7 +525,7 @@ class ThreadedMember:
     """A service with threads in a fleet.
 
     Attributes:
-        interceptor: for `grpc.server(…, interceptors=[…])`, before all others that change anything.
+        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put it before all other interceptors that change anything.
     """
 
     def __init__(
@@ -576,11 +593,12 @@ class ThreadedMember:
         options: Sequence[tuple[str, Any]] = (),
         listed: Iterable[str] = (),
     ) -> ThreadedChannel:
-        """Return a channel for stubs, whose calls are in the cut. For threads of handlers, and of `start`.
+        """Return a channel for stubs. Calls over the channel are part of the cut. Only threads of handlers and of `start` may use it.
 
         Args:
-            target: name of the receiver in the cut: after a recovery, calls are repeated over the channel of this name.
-            credentials, options: as for `grpc.secure_channel`; without credentials the channel is insecure. Leave retries to the member.
+            target: name of the receiver in the cut. After a recovery, calls are repeated over the channel with this name.
+            credentials, options: as for `grpc.secure_channel`. Without credentials the channel is insecure. Configure no retries, since the
+                member retries.
             listed: as for `Member.channel`.
         """
         names = frozenset(listed)
@@ -595,7 +613,7 @@ class ThreadedMember:
         return made
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run the function in a thread. A recovery ends it with `HistoryOverError`; `restore` must start it again.
+        """Run the function in a thread. A recovery ends the function with `HistoryOverError`; `restore` must start it again.
 
         Raises:
             UsageError: the caller is neither `restore` nor a thread of the service.
@@ -603,7 +621,7 @@ class ThreadedMember:
         self._threads.step(lambda: self._threads.start(function))
 
     def sleep(self, seconds: float) -> None:
-        """Wait outside, until the fleet rolls back at most; like `time.sleep` within `outside`."""
+        """Sleep while the thread is outside, like `time.sleep` within `outside`. The sleep ends early if the fleet rolls back."""
 
         async def slept(reenter: Reenter) -> None:
             await asyncio.sleep(seconds)
@@ -613,7 +631,10 @@ class ThreadedMember:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Let this thread wait for something other than a call of the member, without using the service's state; a cut may be taken meanwhile."""
+        """Let this thread wait for something other than a call of the member.
+
+        The thread must not use the service's state meanwhile, since a cut may be taken.
+        """
         self._threads.outside()
         try:
             yield

@@ -1,14 +1,14 @@
-"""Format of a sharded checkpoint in the store, and its reader, which loads it on any number of ranks.
+"""Define the format of a sharded checkpoint in the store, and read such a checkpoint on any number of ranks.
 
-A checkpoint is an epoch whose agents are the job's ranks, and one more agent that describes the whole checkpoint:
+A checkpoint is an epoch. The epoch's agents are the job's ranks, and one more agent that describes the whole checkpoint:
 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
-Both states are plain MessagePack; parts are stored like those of any agent's state. This module uses no pickle. However, torch's planner passes
-non-tensor values as pickled bytes, and torch's planner loads them.
+Both states are plain MessagePack; parts are stored like the parts of any agent's state. This module does not use pickle. However, torch's
+planner passes non-tensor values as pickled bytes, and unpickles them when loading.
 
-Each rank reads the parts that its plan names, from any writer.
+Each rank reads the parts that its load plan names, whichever rank has written them.
 """
 
 import dataclasses
@@ -56,11 +56,11 @@ _PLANNER = ("planner_data",)
 
 Offset = tuple[int, ...] | None
 PartPlace = tuple[str, int]
-"""An agent, and the index of a part of its state."""
+"""An agent id, and the index of a part of the agent's state."""
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Decision of the coordinating rank for one rank: its agent, its epoch, and the epoch whose chunks it may reuse (0: none)."""
+    """Instructions of the coordinating rank to one rank: agent id, epoch number, and the epoch whose chunks the rank may reuse (0: none)."""
 
     agent: str
     epoch: int
@@ -68,7 +68,7 @@ class PlannedSave(msgspec.Struct, frozen=True):
 
 
 class StoredItem(msgspec.Struct, frozen=True):
-    """Report of a rank on one item."""
+    """Report of a rank on one saved item."""
 
     pack: PackReference
     agent: str
@@ -85,7 +85,7 @@ class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
-    """Location of an item; `index` is the planner's hint."""
+    """Location of an item. `index` is the index hint of torch's planner."""
 
     name: str
     offset: Offset
@@ -131,7 +131,7 @@ def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) ->
 
 
 def decode_record(state: bytes) -> Metadata:
-    """Decode the metadata that `encode_record` encoded; `storage_data` has the place of each item.
+    """Decode the metadata that `encode_record` encoded. The metadata's `storage_data` contains the place of each item.
 
     Raises:
         EncodingError: the state is no checkpoint record.
@@ -171,14 +171,14 @@ def _metadata_of(found: TensorPieces) -> TensorStorageMetadata:
 
 
 class SnaplineReader(StorageReader):
-    """Loads for `torch.distributed.checkpoint.load` from a snapline store.
+    """Storage reader for `torch.distributed.checkpoint.load` that reads from a snapline store.
 
     Create it with `SnaplineReader.open("folder")` on every rank. `checkpoint_id` is the name or number of a checkpoint, or "latest".
     All bytes are verified with their digests before torch gets them.
     """
 
     def __init__(self, store: Store, checkpoint_id: str = "latest") -> None:
-        """Use `open` unless you have a store of your own."""
+        """Read from an open store. Use `open` unless you have opened a store yourself."""
         super().__init__()
         self._store = store
         self._wanted = checkpoint_id
@@ -226,11 +226,11 @@ class SnaplineReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Store the places of all items."""
+        """Remember the places of all items."""
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add to the plan which checkpoint this rank has found."""
+        """Add the checkpoint that this rank has found to the plan."""
         return dataclasses.replace(plan, storage_data=self._root)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -246,7 +246,7 @@ class SnaplineReader(StorageReader):
         """Read the parts named by the plan, each once.
 
         Raises:
-            DamagedDataError: a part is damaged; names file, epoch and rank.
+            DamagedDataError: a part is damaged. The message names file, epoch and rank.
         """
         if self._manifest is None:
             raise UsageError("read_metadata comes before read_data")
@@ -264,12 +264,12 @@ class SnaplineReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether this can name a snapshot."""
+        """Return whether the id is a valid name of a snapshot."""
         return bool(os.fspath(checkpoint_id))
 
 
 class _Ranks:
-    """The checkpoints of the ranks, each read when its first part is needed."""
+    """The checkpoints of the ranks. Each is read when its first part is needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store = store

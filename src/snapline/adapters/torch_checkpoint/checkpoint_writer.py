@@ -1,23 +1,25 @@
-"""torch's sharded checkpoints as epochs of the store: every rank writes its packs, one of them makes the checkpoint visible.
+"""Save torch's sharded checkpoints as epochs of the store. Every rank writes its packs; the coordinating rank makes the checkpoint visible.
 
 Phases of a save:
 
-    prepare_global_plan   the coordinating rank takes the next epoch's number, and the newest checkpoint as the base
+    prepare_global_plan   the coordinating rank chooses the next epoch number, and the newest checkpoint as the base
     write_data            all ranks concurrently write their packs, which are still unreferenced (`RankWriter`)
     finish                the coordinating rank, when all ranks have reported, reads every pack's index back, writes the manifest, and
-                          publishes the epoch's ref. That is the commit point: a checkpoint is complete, or it does not exist
+                          publishes the epoch's ref. This is the commit point: before it the checkpoint does not exist, after it the
+                          checkpoint is complete
 
-Any or all ranks may be killed at any point. The last complete checkpoint is then the newest, and the next save by another process removes the
-incomplete data. Epoch numbers always increase above all numbers ever written, so none is used twice.
+Any or all ranks may be killed at any point. Then the last complete checkpoint is still the newest, and the next save by another process
+removes the incomplete data. A new epoch number is higher than all numbers ever written, so no number is used twice.
 
-A rank writes packs of chunks, as a host does for its agents. Each tensor or value is a part. Its chunks are deduplicated against the base epoch: first
-by hash, with what this process saved last at the same place of the same item; then by digest, with all chunks of the base, including other ranks'. So
-data that is unchanged or only moved costs a reference. Items are requested one by one, and written 32 MiB at a time. For a tensor on another device,
-memory holds only that much and the tensor itself.
+A rank writes packs of chunks, as a host does for its agents. Each tensor or value is a part. The chunks of a part are deduplicated against
+the base epoch. They are first compared by hash with the chunks that this process saved last at the same place of the same item. Then they
+are compared by digest with all chunks of the base, including those of other ranks. So data that is unchanged or only moved costs a
+reference. Items are requested one by one, and written 32 MiB at a time. For a tensor on another device, host memory holds only 32 MiB and
+the tensor itself.
 
-**Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is rejected. An
-object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There, incomplete data of
-killed saves is not removed, since it might belong to another job.
+***Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is
+rejected. object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There,
+incomplete data of killed saves is not removed, since it might belong to another job.
 """
 
 import contextlib
@@ -63,24 +65,25 @@ from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 PACK_BYTES = 32 * 2**20
-"""Largest size of new chunks in one pack. Whole packs are deleted, so one tensor still in use retains at most this much of others."""
+"""Largest size of new chunks in one pack. Only whole packs are deleted, so a tensor still in use keeps at most this amount of other
+data."""
 
 ItemTables = dict[MetadataIndex, ChunkTable]
-"""Chunk table of each item as this process saved it last."""
+"""Item → chunk table of the item as this process saved it last."""
 
 
 class RankWriter:
     """Writes one rank's part of one checkpoint.
 
     Attributes:
-        tables: chunk tables of its items, for the next checkpoint if this one becomes complete.
-        sizes: sizes of its items in bytes, in their order.
+        tables: chunk tables of the rank's items, for the next checkpoint if this one becomes complete.
+        sizes: sizes of the rank's items in bytes, in their order.
     """
 
     def __init__(
         self, store: Store, planned: PlannedSave, *, base: dict[bytes, ChunkReference], tables: ItemTables
     ) -> None:
-        """`base`: all chunks of the base epoch; `tables`: chunk tables of the items in it."""
+        """Create a writer. `base`: all chunks of the base epoch. `tables`: chunk tables of the items in the base epoch."""
         self.tables: ItemTables = {}
         self.sizes: list[int] = []
         self._store = store
@@ -92,10 +95,10 @@ class RankWriter:
         self._written: set[bytes] = set()
 
     def write(self, items: Iterable[Any], planner: Any) -> PackReference:
-        """Write the items, which are durable when this returns; their parts are numbered in their order.
+        """Write the items, which are durable when this returns. The parts are numbered in the order of the items.
 
         Raises:
-            EncodingError: a tensor cannot be saved; names it.
+            EncodingError: a tensor cannot be saved. The message names the tensor.
             StoreError: the disk failed. The files left behind are unreferenced.
         """
         agent, epoch = self._planned.agent, self._planned.epoch
@@ -152,14 +155,15 @@ VALIDITY = "whole: every rank's packs were read back"
 
 
 class SnaplineWriter(StorageWriter):
-    """Saves for `torch.distributed.checkpoint.save` and `async_save` into a snapline store.
+    """Storage writer for `torch.distributed.checkpoint.save` and `async_save` that saves into a snapline store.
 
-    Create one with `SnaplineWriter.open("folder")` on every rank, for all saves; it is a context manager. The `checkpoint_id` of a save, if given,
-    becomes the checkpoint's tag: a name for loading it, which also protects it from deletion. When `save` returns the checkpoint is durable.
+    Create one writer with `SnaplineWriter.open("folder")` on every rank, for all saves. The writer is a context manager. The
+    `checkpoint_id` of a save, if given, becomes the checkpoint's tag, which names the checkpoint for loading and protects it from deletion.
+    When `save` returns the checkpoint is durable.
     """
 
     def __init__(self, store: Store, *, keep_last: int | None = None) -> None:
-        """Use `open` unless you have a store of your own."""
+        """Write to an open store. Use `open` unless you have opened a store yourself."""
         super().__init__()
         self._store = store
         self._holds = Holds(store, now_s=time.time)
@@ -184,10 +188,11 @@ class SnaplineWriter(StorageWriter):
         """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
         Args:
-            location: a folder of the job's own, the same on every rank.
-            keep_last: number of checkpoints to retain; older ones without a tag or a pin are deleted as new ones come. None: all.
-            keys: None: the keys that the environment names (docs/protection.md).
-            must_exist: do not create the store. Use it if the store must exist already, so that a missing mount is an error.
+            location: a folder or URL that only this job uses, the same on every rank.
+            keep_last: number of checkpoints to retain. When new checkpoints are saved, older ones without a tag or a pin are deleted. None:
+                retain all.
+            keys: keys of the store; None: use the keys that environment variables name (docs/protection.md).
+            must_exist: do not create the store. Use this if the store must already exist, so that a missing mount is an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
@@ -220,21 +225,22 @@ class SnaplineWriter(StorageWriter):
         self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare a save. The ranks must communicate: raise UsageError with `use_collectives=False`."""
+        """Prepare a save. Raise UsageError with `use_collectives=False`, because the ranks must communicate."""
         self.close()  # Ends a save that failed on another rank.
         self._name, self._next_name = self._next_name, None
         if not kwargs.get("use_collectives", True):
             raise UsageError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Choose the epoch of this save, and the base whose chunks may be reused.
 
         Raises:
-            UsageError: another job saves into the store; the store holds other data; the name is taken; or the planner caches its plans.
+            UsageError: another job saves into the store, the store contains other data, the name is in use, or the planner caches its
+                plans.
         """
         if not all(getattr(plan, "usable", True) for plan in plans):
             raise UsageError("the planner caches its plans, and each save needs its own: set enable_plan_caching=False")
@@ -281,7 +287,7 @@ class SnaplineWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether this can name a checkpoint."""
+        """Return whether the id is a valid name for a checkpoint."""
         with contextlib.suppress(UsageError):
             return bool(pins.check_tag(os.fspath(checkpoint_id)))
         return False
@@ -301,13 +307,13 @@ class SnaplineWriter(StorageWriter):
             ) from None
 
     def _newest(self) -> tuple[int, str]:
-        """Return epoch and root of the newest checkpoint that can be read; (0, ""): there is none."""
+        """Return epoch and root of the newest readable checkpoint, or (0, "") if there is none."""
         for epoch in reversed(self._store.epochs()):
             try:
                 root = self._store.read_ref(epoch)
                 self._store.read_manifest(root, epoch=epoch).line_of(CHECKPOINT)
             except DamagedDataError:
-                continue  # Nothing of it is reused: the new checkpoint stands for itself.
+                continue  # The new checkpoint reuses no data of the unreadable one.
             except NotFoundError:
                 message = (
                     f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
@@ -363,6 +369,6 @@ class SnaplineWriter(StorageWriter):
 
 
 def _numbers_of_packs(store: Store) -> list[int]:
-    """Return the epochs that anything was ever written for, also by a save that was killed."""
+    """Return the numbers of all epochs for which data was ever written, also by saves that were killed."""
     names = [layout.parse_pack_path(path) for path in epoch_retention.pack_paths(store.disk)]
     return [name.number for name in names if name is not None]
