@@ -1,14 +1,17 @@
-"""A scenario: the fleet, its network and store, the faults, and the deadline for recovery.
+"""A scenario describes a simulated run: the fleet, its network and store, the faults, and the deadline for recovery.
 
-One TOML file drives simulation and real processes. It is read into frozen structs; every key has a default, and unknown keys are
-refused. `format_scenario` writes a file for `parse_scenario`. Sections are written with every key, so that a changed default does
-not change an old file; faults only with the keys that are set.
+The same TOML file configures simulations and runs of real processes. The file is parsed into frozen structs; every key has a
+default, and unknown keys are rejected. `format_scenario` writes text that `parse_scenario` can read. Sections are written with
+every key, so that a changed default does not change the meaning of an old file; faults are written only with the keys that are
+set.
 
-There are two kinds of checks: types and allowed values (by msgspec, with readable paths), and conditions on several keys, such as
-node names, times and exclusive keys. `faults.check_budget` checks whether the faults are within the budget.
+There are two kinds of checks. msgspec checks types and allowed values, and error messages name the path of the key. Other checks
+concern several keys, such as node names, times and exclusive keys. `faults.check_budget` checks whether the faults are within the
+budget.
 
-The standard library reads TOML but does not write it. The writer supports only the values in scenarios: strings, numbers,
-booleans, lists and tables. Errors keep the path of msgspec's message, and add the value and the allowed values (`readable`).
+The standard library reads TOML but does not write it. The writer in this module supports only the values in scenarios:
+strings, numbers, booleans, lists and tables. Errors keep the path of msgspec's message, and add the value and the allowed
+values (`readable`).
 """
 
 import difflib
@@ -110,7 +113,7 @@ PATTERN_NAMES = (
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
-"""Largest number of hosts: every pair of hosts has a link, so a typing error must not create a billion of them."""
+"""Maximum number of hosts. Every pair of hosts has a link, so a typing error must not create a billion links."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 PerMille = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -268,8 +271,7 @@ class RunPart(Part, frozen=True, kw_only=True):
         snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of turns that a host runs before other work.
         turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends when the fleet is idle or
-            after
-            some seconds. 0: the run does not wait for turns.
+            after some seconds. 0: the run does not wait for turns.
         moves: number of times an operator drains a host or rebalances agents.
     """
 

@@ -2,31 +2,32 @@
 
 Theory of operation
 -------------------
-An agent receives a message and runs its turn in one step; a message that it cannot consume yet stays in its channel. (This
-loses no behaviour: a message in a mailbox that no turn may consume is equivalent to one in transit.) A checkpoint saves the
-core's image, the books and the log, and is durable at once.
+An agent receives a message and runs its turn in one step; a message that cannot be consumed yet stays in its channel. (This
+loses no behaviour: a message in a mailbox that no turn may consume is equivalent to a message in transit.) A checkpoint
+saves the core's image, the books (the explorer's ground truth) and the log, and is durable at once.
 
-A crash hits one agent. The recovery is one step. The product's code computes the recovery line (`Recoveries`). Agents with a
-checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's log with
-the messages that its receiver lacks. Messages in transit before the crash are dropped, as everything of an older incarnation.
+A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`). Agents
+with a checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's
+log with the messages that its receiver lacks. Messages that were in transit before the crash are dropped, as is everything of
+an older incarnation.
 
-Checks in every state: each channel holds exactly the messages sent and not consumed, in order (G3). Right after a recovery,
-this also finds every orphan. No other check of the books is needed: agents send at any time, so a run without crashes can
-produce any books that pass. Checks in every state that a crash may follow: the product's recovery lines (G5) and the
-checkpoints that it calls obsolete (G7), against all cuts.
+In every state, the model checks that each channel holds exactly the messages sent and not consumed, in order (G3). Right
+after a recovery, this check also finds every orphan. No other check of the books is needed: agents send at any time, so a
+run without crashes can produce any books that pass. In every state that a crash may follow, the model checks the product's
+recovery lines (G5) and the checkpoints that the product calls obsolete (G7), against all cuts.
 
-Recovery code (`Recoveries`): `recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns; recoveries
-use its result. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as long. Of
-all sets of columns that differ only in the agents' names, it is called for the first one. G7: the checkpoints on the recovery line
-of any single failure, computed from all cuts, are needed, and none of them may be called obsolete. The theorem of
+*Recovery code* (`Recoveries`). `recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns;
+recoveries use its result. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as
+long. So `recovery.history` is called once for all sets of columns that differ only in the agents' names. G7: the checkpoints on the
+recovery line of any single failure, computed from all cuts, are needed, and none of them may be called obsolete. The theorem of
 `recovery.garbage`, that later lines need no other checkpoints, is not checked here.
 
-`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, over the real rules. At any moment an agent may
-take a basic checkpoint or send, both a bounded number of times. It may also consume the first message of any channel; before that,
-its rule may force a checkpoint. Any agent may crash in any state. Further checks in every state: no checkpoint is useless if the
-protocol is communication-induced, and every dependency is tracked if it promises RDT (G6). This holds after a crash too. (A
-forced checkpoint survives the undone message that forced it. So after a crash, rules may be in a state that no run without a
-crash reaches; their promises must still hold.)
+`InducedModel` models fleets with uncoordinated or communication-induced checkpoints, using the product's rules. At any moment an
+agent may take a basic checkpoint or send a message, both a bounded number of times. An agent may also consume the first message of
+any channel; before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, including states after a
+crash, the model also checks the protocol's promises (G6): no checkpoint is useless if the protocol is communication-induced, and
+every dependency is tracked if the protocol promises RDT. (A forced checkpoint survives even if the message that forced it is undone.
+So after a crash, rules may be in a state that no run without a crash reaches; their promises must still hold.)
 """
 
 import itertools
@@ -70,17 +71,17 @@ from snapline.sim.explorer.state_search import (
 # -- recovery code --------------------------------------------------------------------------------------------------------
 
 RENAMED_AGENTS_MAX = 4
-"""Largest number of agents for which renaming saves time."""
+"""Maximum number of agents for which renaming agents saves time."""
 
 Columns = tuple[int, ...]
 
 
 class Recoveries:
-    """Recovery lines that the product computes after single failures.
+    """Recovery lines that the product computes after single failures, with their checks.
 
     Attributes:
-        lines: columns → recovery lines by failed agent, as entries of the columns.
-        history_type: class of the history; mutants replace it.
+        lines: maps columns to recovery lines by failed agent; a line consists of entries of the columns.
+        history_type: class that computes the recovery history; mutants replace it.
     """
 
     history_type: type[FleetHistory] = FleetHistory
@@ -116,7 +117,7 @@ class Recoveries:
                 raise Fault("recovery line", "G5", text)
 
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
-        """Return the number of a column without vectors and with its peers in another order."""
+        """Return the number of the column that lacks vectors and lists its peers in another order."""
         entries = []
         for books in self._cuts.columns.values[column]:
             received = [len(books.consumed[agent]) for agent in renaming]
@@ -130,7 +131,7 @@ class Recoveries:
         return tuple([tuple(recovery_line(execution, [agent])) for agent in self._agents])
 
     def execution_of(self, columns: Columns) -> Execution:
-        """Return the columns as intervals and messages, for the code that reads traces. Events are not counted."""
+        """Return the columns as intervals and messages, for the code that reads traces; events are not counted."""
         execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
         first = 0
         for agent, column in enumerate(columns):
@@ -209,7 +210,7 @@ class Recoveries:
 
 
 class LoggedMessage(NamedTuple):
-    """Message in its sender's log."""
+    """Message in the log of its sender."""
 
     number: int
     piggyback: bytes
@@ -224,8 +225,8 @@ class SavedState(NamedTuple):
     """State of an agent that a checkpoint saves.
 
     Attributes:
-        core: number of its core's image.
-        mark: the protocol's counter: the number of basic checkpoints so far, or the round of the checkpoint.
+        core: number of the image of the agent's core.
+        mark: counter of the protocol: the number of basic checkpoints so far, or the round of the checkpoint.
     """
 
     core: int
@@ -239,10 +240,10 @@ class LoggedNode(NamedTuple):
 
     Attributes:
         now: the live state.
-        checkpoints: permanent checkpoints, from the initial one on.
+        checkpoints: permanent checkpoints, starting with the initial one.
         channels: messages in transit to the agent, by sender.
-        tentative: the undecided checkpoint, if any.
-        words: messages of the coordinator that have not been handled.
+        tentative: the checkpoint whose round is undecided, if any.
+        words: messages of the coordinator that the agent has not handled.
     """
 
     now: SavedState
@@ -253,7 +254,7 @@ class LoggedNode(NamedTuple):
 
 
 class LoggedModel(Model):
-    """Model of a fleet under a logged protocol."""
+    """Model of a fleet under a protocol that logs sent messages."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.actors = bounds.agents + 1
@@ -280,15 +281,15 @@ class LoggedModel(Model):
 
     @abstractmethod
     def can_crash(self, state: State) -> bool:
-        """Return whether crashes are left within the bounds."""
+        """Return whether the bounds allow another crash."""
 
     @abstractmethod
     def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
-        """Return the live state of an agent that restarts from its checkpoint `place`. `begun`: number of rounds begun so far."""
+        """Return the live state of an agent that restarts from its checkpoint `place`; `begun` is the number of rounds begun so far."""
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
-        """Check the protocol's promises for every state, from all its cuts."""
+        """Check the promises of the protocol in every state, using all cuts of the state."""
 
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         value = self.items.values[item]
@@ -319,7 +320,7 @@ class LoggedModel(Model):
         self.recoveries.check(columns, self.relation_of(columns))
 
     def relation_of(self, columns: tuple[int, ...]) -> Relation:
-        """Return the numbers of the tables of all pairs."""
+        """Return the numbers of the tables of all pairs of agents."""
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
     def _flow(self, agent: int, node: LoggedNode) -> int:
@@ -333,7 +334,7 @@ class LoggedModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
-        """Return the agents' nodes after a recovery to `places`. `begun`: number of rounds begun so far."""
+        """Return the nodes of all agents after a recovery to `places`; `begun` is the number of rounds begun so far."""
         return self._filled[
             tuple([self._restarted_nodes[agent, nodes[agent], places[agent], begun] for agent in self.agents])
         ]
@@ -356,7 +357,7 @@ class LoggedModel(Model):
         )
 
     def missing_messages(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[LoggedMessage, ...]]:
-        """Yield, for each sender, the part of its log that must be delivered to `agent` again."""
+        """Yield, for each sender, the part of the sender's log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
 
@@ -371,7 +372,7 @@ RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class InducedModel(LoggedModel):
-    """Model of a fleet under one rule. The coordinator's node is the number of crashes so far."""
+    """Model of a fleet under one checkpointing rule. The coordinator's node is the number of crashes so far."""
 
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)
@@ -427,7 +428,7 @@ class InducedModel(LoggedModel):
                 return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
 
     def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
-        """Perform the rule's checkpoint action, then take the checkpoint: its image includes the action."""
+        """Perform the rule's checkpoint action, then take the checkpoint, so that its image includes the action."""
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
@@ -444,7 +445,7 @@ class InducedModel(LoggedModel):
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
 
     def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
-        """Receive a message: test, checkpoint, merge, turn (the rule's duties 1 and 2)."""
+        """Receive a message in the order test, checkpoint, merge, turn (the rule's duties 1 and 2)."""
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback

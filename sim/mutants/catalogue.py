@@ -1,6 +1,6 @@
 """Catalogue of seeded bugs.
 
-Each bug has a scenario template in which it is likely to show, and a seed at which its oracle finds it. A test checks both.
+Each bug has a scenario template in which the bug is likely to occur, and a seed with which its oracle finds it. A test checks both.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ LONG_PAUSES = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
 INPUTS_AND_CRASHES = template(patterns=BUSY, faults=crash_at(*CRASHES), clients=FREQUENT_INPUTS)
 
 INPUTS_WITHOUT_EPOCH_REQUESTS = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
-"""Clients that send inputs but request no epochs."""
+"""Clients that send inputs but trigger no epoch requests."""
 
 FREQUENT_OUTPUTS = OutputsPart(one_in=2)
 OUTPUTS_AND_CRASHES = template(patterns=BUSY, faults=crash_at(*CRASHES), outputs=FREQUENT_OUTPUTS)
@@ -82,7 +82,7 @@ DAMAGED_EPOCHS = [
         FaultPart(crash=CrashFault(at=f"{at_ms + 6}ms", restart_after="200ms", is_all=True)),
     )
 ]
-"""Faults that damage the newest epoch and then force a recovery to it."""
+"""Faults that damage the newest epoch and then force a recovery, which needs that epoch."""
 
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
@@ -480,7 +480,7 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Apply a mutant within a `with` block. Raise UsageError if the cores are compiled."""
+    """Apply a mutant within a `with` block. Raise UsageError if the cores are compiled, since compiled code cannot be replaced."""
     check_replaceable()
     mutant = MUTANTS[name]
     with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):

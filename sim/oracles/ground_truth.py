@@ -1,28 +1,29 @@
-"""Ground truth of a run: the sender, receiver, turn and consumption of every message.
+"""Ground truth of a simulated run: the sender, receiver, turn and consumption of every message.
 
 Theory of operation
 -------------------
-The ground truth records the inputs and outputs of turns, never numbers, stamps, markers or vectors of the product. So it shares
-no assumption with the protocols that it judges.
+The ground truth records the inputs and outputs of turns, never the product's numbers, stamps, markers or vectors. So the ground
+truth shares no assumption with the protocols that it judges.
 
-*Branches.* A plan starts every agent from a checkpoint. The agent's history is the checkpoint's up to the turn of the image, and
-continues in the plan's own branch. A host that does not know the newest plan (a zombie) continues in the old branch. That is
-allowed, but none of it may become visible in a newer branch.
+*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan consists of the checkpoint's
+history up to the turn of the image, and continues in the plan's own branch. A host that does not know the newest plan (a zombie)
+continues in the old branch. That is allowed, but none of the zombie's work may become visible in a newer branch.
 
-*Consumption.* The message that agent j consumes from agent i under plan p must be the next one of channel i → j in branch p. If
-there is none, it was never sent (G1), or only in an older branch (G9). If there is another one, a message was lost, duplicated or
-overtaken (G3).
+*Consumption.* The message that agent j consumes from agent i under plan p must be the next message of channel i → j in branch p.
+If the channel has no next message, the consumed message was never sent (G1), or was sent only in an older branch (G9). If the
+next message is another one, a message was lost, duplicated or overtaken (G3).
 
-*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which it was
-taken. Its position is the number of turns finished before the image, over the agent's whole history. Message counts at a
-position follow by bisection, since a channel holds the turn of every send and consumption. Messages of a finished turn that still
-wait in the outbox have not left: they belong to the sender's state, and a restart sends them again.
+*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which the
+checkpoint was taken. The checkpoint's position is the number of turns finished before the image, over the agent's whole history.
+Message counts at a position follow by bisection, since a channel records the turn of every send and consumption. Messages of a
+finished turn that still wait in the outbox have not left the sender. Such messages belong to the sender's state, and a restart
+sends them again.
 
 *Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their sender. The
-world reports them (`on_unroutable`). They stay in the ground truth and are skipped; an earlier checkpoint of the sender still has
-them. The judge verifies a refused creation with `is_created`.
+world reports such messages (`on_unroutable`). They stay in the ground truth but are skipped; an earlier checkpoint of the sender
+still contains them. The judge verifies a refused creation with `is_created`.
 
-A turn costs one lookup for its branch and agent, and one for each channel; the rest is appending to lists.
+A turn costs one lookup for its branch and agent, and one lookup per channel; everything else is appending to lists.
 """
 
 from bisect import bisect_right
@@ -60,18 +61,21 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 class GroundTruth:
-    """All branches of one run.
+    """Ground truth with all branches of one run.
 
     Attributes:
         branches: branches by plan.
-        newest_plan: greatest plan under which any host works.
+        newest_plan: number of the newest plan under which any host works.
         captured: every captured image.
-        places: agent → index in vector clocks.
+        places: index of each agent in vector clocks.
         messages: number of messages consumed by turns.
-        zombie_turns: number of turns under a plan that was not the newest.
-        dead_lettered, unroutable: number of dead letters of receivers, and of senders.
-        inputs: clients' inputs and the answers to them. outputs: released outputs.
-        dead_letters: dead letters and operator commands. steps, effects: steps and effects of durable turns. rollbacks: rollbacks that turns request.
+        zombie_turns: number of turns under a plan that was not the newest plan.
+        dead_lettered, unroutable: number of dead letters of receivers and of senders.
+        inputs: clients' inputs and the answers to them.
+        outputs: released outputs.
+        dead_letters: dead letters and operator commands.
+        steps, effects: steps and effects of durable turns.
+        rollbacks: rollbacks that turns request.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -94,7 +98,7 @@ class GroundTruth:
         self._none_left: list[int] = []  # shared by all channels while the world does not report when messages leave
         self._histories: dict[str, AgentHistory] = {}
 
-    # ---- turns, the hot path --------------------------------------------------------------------------------------
+    # ---- turns, which are recorded most often ---------------------------------------------------------------------
 
     def on_turn(
         self,
@@ -110,7 +114,8 @@ class GroundTruth:
     ) -> None:
         """Record the end of a turn or segment.
 
-        `what`: "start", "create", "message", "timer", "input", "segment", "stashed" or "letter"; only "create" and "message" consume a message.
+        `what` is "start", "create", "message", "timer", "input", "segment", "stashed" or "letter". Only "create" and "message" consume a
+        message.
         """
         if plan != self._plan_now:
             self._turn_to(plan)
@@ -152,9 +157,9 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """Record that a message became a dead letter of its receiver: consumed, with no effect but the refusal of a call.
+        """Record that a message became a dead letter of its receiver. The message is consumed; the only effect is the refusal of a call.
 
-        `payload` None: the next message, whose payload is not known.
+        If `payload` is None, the payload is unknown and the channel's next message is meant.
         """
         self.dead_lettered += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
@@ -170,9 +175,9 @@ class GroundTruth:
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
     ) -> None:
-        """Record a message or input consumed in the middle of a durable turn, perhaps to have its own turn later.
+        """Record a message or input that was consumed in the middle of a durable turn and may get its own turn later.
 
-        `what` "stashed": it was consumed before.
+        If `what` is "stashed", the message was consumed before.
         """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
@@ -209,13 +214,13 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        if is_effect_resolution(payload):  # the effect service sees its result
+        if is_effect_resolution(payload):  # the effect service sees the result of the command
             return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_dead_letter: bool = False) -> None:
-        """Record the last turn's answer to this input, or to its dead letter."""
+        """Record the answer of the last turn to this input, or to the input's dead letter."""
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_dead_letter:
@@ -229,7 +234,7 @@ class GroundTruth:
         self.outputs.on_emitted(self.history_of(plan, agent), payload)
 
     def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
-        """Record that the fleet is restored to an earlier epoch."""
+        """Record that the fleet has been restored to an earlier epoch."""
         self.inputs.on_fallen_back()
         self.rollbacks.on_restored(t_ns, kind, plan)
 
@@ -254,7 +259,7 @@ class GroundTruth:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Return whether this branch holds a creation of `agent` that is not void, so that another one must be refused."""
+        """Return whether this branch contains a creation of `agent` that is not void, so that another creation must be refused."""
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -265,8 +270,8 @@ class GroundTruth:
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
         """Record that a channel's next message has left its sender's outbox. Optional: without these calls, tracking is not judged.
 
-        `is_in_turn`: the sender is in the middle of a turn, or will retry a failed one. The protocol has already seen the messages
-        that this turn consumes.
+        If `is_in_turn`, the sender is in the middle of a turn, or will retry a failed turn. The protocol has already processed the
+        messages that this turn consumes.
         """
         history = self.history_of(plan, sender)
         if 0 < history.failed_ns < t_ns:
@@ -279,7 +284,8 @@ class GroundTruth:
             channel.departed_at = [turn]
 
     def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
-        """Record that an agent's checkpoint could not be taken. Its later work can never be saved, so none of it may become visible."""
+        """Record that an agent's checkpoint could not be taken. The agent's later work can never be saved, so none of it may become
+        visible."""
         history = self.history_of(plan, agent)
         history.failed_ns = history.failed_ns or t_ns
 
@@ -303,7 +309,7 @@ class GroundTruth:
         self._plan_now = plan
 
     def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
-        """Append the agent's vector clock after its turn; its own component is the number of its turns."""
+        """Append the agent's vector clock after its turn; the agent's own component is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.consumed_at) <= len(channel.sent_at):
             sent_at = channel.sent_at[len(channel.consumed_at) - 1]
@@ -329,7 +335,7 @@ class GroundTruth:
             channel.consumed_at.append(turn)
 
     def _consume_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
-        """Report a payload that is not the channel's next one, unless only void messages come before it."""
+        """Report a payload that is not the channel's next message, unless only void messages come before it."""
         self._skip_void(channel, turn)
         index = len(channel.consumed_at)
         if index < len(channel.sent) and channel.sent[index] == payload:
@@ -357,7 +363,7 @@ class GroundTruth:
     # ---- looking up -----------------------------------------------------------------------------------------------
 
     def branch_of(self, plan: int) -> Branch:
-        """Return the branch of a plan; create an empty one if it is unknown."""
+        """Return the branch of a plan, or a new empty branch if the plan is unknown."""
         branch = self.branches.get(plan)
         if branch is None:
             branch = self.branches[plan] = Branch(plan, {}, {}, {})
@@ -365,7 +371,7 @@ class GroundTruth:
         return branch
 
     def history_of(self, plan: int, agent: str) -> AgentHistory:
-        """Return an agent's history in a branch; create one for a new agent."""
+        """Return an agent's history in a branch, or a new history for a new agent."""
         histories = (self.branches.get(plan) or self.branch_of(plan)).histories
         history = histories.get(agent)
         if history is None:
@@ -374,7 +380,7 @@ class GroundTruth:
         return history
 
     def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelTruth:
-        """Return a channel of a branch; create an empty one if it is unknown."""
+        """Return a channel of a branch, or a new empty channel if it is unknown."""
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
@@ -389,7 +395,7 @@ class GroundTruth:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> Captured:
-        """Record an image of the agent, captured after the turns and dead-letterings so far."""
+        """Record an image of the agent, captured after all turns and dead letters recorded so far."""
         history = self.history_of(plan, agent)
         parked: dict[str, int] = {}
         for message in control.outbox:
@@ -420,7 +426,7 @@ class GroundTruth:
         return captured
 
     def difference(self, checkpoint: AgentCheckpoint) -> str:
-        """Return how a checkpoint differs from its captured image; "" if it does not."""
+        """Return a description of how a checkpoint differs from its captured image; "" if both are equal."""
         captured = self.find(checkpoint)
         if captured is None:
             return "was never captured"
@@ -431,7 +437,7 @@ class GroundTruth:
         return ""
 
     def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
-        """Return the captured image of a checkpoint; None if it was never captured."""
+        """Return the captured image of a checkpoint, or None if no such image was captured."""
         key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
         return self.captured.get(key)
 
@@ -439,18 +445,18 @@ class GroundTruth:
 
     @staticmethod
     def left(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many messages had left the sender at its place, including void ones."""
+        """Return the number of messages that had left the sender at its position, including void ones."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
     def got(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many messages the receiver had consumed at its place, including void ones."""
+        """Return the number of messages that the receiver had consumed at its position, including void ones."""
         return bisect_right(channel.consumed_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------
 
     def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
-        """Return the branch of a plan that starts from a cut (None: from the initial states). Only events inside the cut are copied."""
+        """Return a new branch for a plan that starts from a cut (None: from the initial states). Only events inside the cut are copied."""
         if cut is None:
             return self.branch_of(plan)
         source = self.branch_of(cut.plan)
@@ -473,7 +479,7 @@ class GroundTruth:
             channel.sent_at[:sent],
             channel.consumed_at[:got],
             void,
-            # A message that left in a turn outside the cut may depend on a message that no turn of this branch consumes.
+            # A message that left during a turn outside the cut may depend on a message that no turn of this branch consumes.
             [turn if turn <= sender.turns else -1 for turn in channel.departed_at[:left]],
         )
         branch.channels[channel.sender, channel.receiver] = copied
@@ -515,7 +521,7 @@ def _record_deferral(history: AgentHistory, payload: bytes, *, is_over: bool) ->
 
 
 def _end_deferred_retry(history: AgentHistory, sender: str, payload: bytes) -> None:
-    """Remove the deferred retry command of a dead letter that has had its turn."""
+    """Remove the deferred retry command of a dead letter whose turn has run."""
     for command in stash_of(history.put_off):
         if is_retry_of(command, sender, payload):
             _record_deferral(history, command, is_over=True)

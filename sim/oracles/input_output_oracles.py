@@ -1,28 +1,31 @@
-"""Oracles of the fleet's border: inputs of clients (R1), their answers (R2), and released outputs (R2).
+"""Oracles of data that crosses the fleet's border: clients' inputs (R1), answers to them (R2), and released outputs (R2).
 
 *Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
-Both hold unless the bytes of a complete epoch are lost. Clients report their inputs and the answers they received; the ground truth knows
-which inputs the turns and dead letters of each history consumed. Every input has distinct bytes, which identify it: the oracle does not
-use numbers, keys and logs of the product.
+Both guarantees hold unless the bytes of a complete epoch are lost. Clients report their inputs and the answers they received. The ground
+truth knows which inputs the turns and dead letters of each history consumed. Every input has distinct bytes, which identify it, so the
+oracle does not use the product's numbers, keys and logs.
 
-*Dropped inputs.* An input accepted before a restore without inputs, and not consumed by the target, has no effect in later histories (R1).
-A client that sends such an input again must not be answered that it was accepted. The oracle goes by plans and cuts: which plan drops
-inputs, and which cut it starts from. A later plan from the same epoch drops the same inputs; a plan from a later epoch of that history
-descends from the drop. Inputs sent to a host of that plan, or of a later one, were not dropped. All other inputs may have been in transit.
+*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, and that the target epoch has not
+consumed, has no effect in later histories (R1). A client that sends such an input again must not be answered that it was accepted. The
+oracle uses plans and cuts: which plan drops inputs, and from which cut that plan starts. A later plan from the same epoch drops the same
+inputs; a plan from a later epoch of that history descends from the drop. Inputs sent to a host of the dropping plan, or of a later one,
+were not dropped. All other inputs may have been in transit.
 
 *Clients.* The oracle of inputs also checks the promises of a client's core to its program (`client/core.py`):
 
-- It reports "taken" only after a host has accepted the input.
+- The core reports "taken" only after a host has accepted the input.
 - An input reported as not taken is never consumed, unless it is sent again.
-- Inputs of one client for one agent that have a receipt are accepted in their order, except those that were once in doubt.
+- A client's inputs to one agent that have a receipt are accepted in the order in which they were sent, except those that were once in
+  doubt.
 - Each send ends at its deadline.
-- An answer that it passes on was given by a turn of the agent.
+- Every answer that the core passes on was given by a turn of the agent.
 
 *Outputs.* Released outputs are exactly those in the history of their cut, once and in order; outputs of rolled-back epochs are explicitly
 reverted (R2). The ground truth knows the outputs of each turn. Every output has distinct bytes, which identify it. When a leader reports a
-release, the oracle reads its file as a reader does who started with the first file: it reverts outputs of epochs above `after`, then adds
-the new ones. Then it must have, for each agent in the cut, exactly the outputs that the agent's turns had emitted by its place in the cut.
-All outputs of an agent that leaves must have been released. Output numbers of the product are used only to check that they are consecutive.
+release, the oracle reads the release file like a reader who started with the first file. Such a reader reverts outputs of epochs above
+`after`, then adds the new outputs. The reader must then have, for each agent in the cut, exactly the outputs that the agent's turns had
+emitted by the agent's position in the cut. All outputs of an agent that leaves must have been released. The product's output numbers are
+used only to check that they are consecutive.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +37,7 @@ from snapline.storage.outputs.output_record import EmittedOutput, Release
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """One drop: its plan, its commit time, and agent → turns in the cut from which it starts."""
+    """A restore that dropped inputs: its plan, its commit time, and the number of turns of each agent in the cut from which it starts."""
 
     plan: int
     at_ns: int
@@ -42,18 +45,18 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class Drops:
-    """Dropped inputs of one run."""
+    """All drops of inputs in one run."""
 
     def __init__(self) -> None:
         self._of_epoch: dict[int, Drop] = {}
         self._of_plan: dict[int, list[Drop]] = {}
         self._accepted: dict[bytes, int] = {}
-        """Payload → plan of the host that accepted it."""
+        """Plan of the host that accepted the input, by payload."""
         self._repeated: dict[bytes, int] = {}
-        """Payload → plan of the host that answered that it was accepted before."""
+        """Plan of the host that answered that the input was accepted before, by payload."""
 
     def on_plan(self, t_ns: int, plan: int, cut: CutRecord | None, *, is_dropping: bool) -> None:
-        """Record that a plan starts from a cut, or (None) from the initial states."""
+        """Record that a plan starts from a cut, or from the initial states (None)."""
         if cut is None:
             self._of_plan[plan] = []
             return
@@ -69,7 +72,7 @@ class Drops:
         plans[payload] = max(plan, plans.get(payload, 0))
 
     def of_plan(self, plan: int) -> list[Drop]:
-        """Return the drops in the history of a plan."""
+        """Return the drops that belong to the history of a plan."""
         return self._of_plan.get(plan, [])
 
     def may_be_missing(self, plan: int, payload: bytes) -> bool:
@@ -77,30 +80,33 @@ class Drops:
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
     def was_reported_accepted(self, plan: int, payload: bytes) -> bool:
-        """Return whether a repeated send of a dropped input was answered as accepted. The last dropping plan has dropped it at the latest."""
+        """Return whether a repeated send of a dropped input was answered as accepted, under the plan that dropped it last or a later
+        one."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Return whether an input acknowledged at that time, and consumed in this turn of the plan's history, had been dropped."""
+        """Return whether an input had been dropped, although it was acknowledged at that time and consumed in this turn of the plan's
+        history."""
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )
 
 
 class InputRecord(msgspec.Struct):
-    """One input.
+    """One input of a client.
 
     Attributes:
-        serial: place among the client's inputs, in the order of their sends.
-        acknowledged_ns: time at which the client got the receipt; 0 before. number: the number in the receipt.
+        serial: position among the client's inputs, in the order of their sends.
+        acknowledged_ns: time at which the client got the receipt; 0 before that.
+        number: the number in the receipt.
         answer: final answer that the client received; None if there is none yet.
-        is_given_up: the input was once in doubt, or no client waits for it, so it may be accepted after later ones.
-        is_denied: the client learned that it was certainly not accepted, and has not sent it again.
+        is_given_up: whether the input was once in doubt, or no client waits for it, so that it may be accepted after later ones.
+        is_denied: whether the client learned that the input was certainly not accepted, and has not sent it again.
         is_consumed: whether any history has consumed it.
-        is_told_buried: whether the client was informed of its dead letter.
-        words: numbers under which hosts have accepted it.
-        replies: answers of turns in any history.
+        is_told_buried: whether the client was informed that the input is a dead letter.
+        words: numbers under which hosts have accepted the input.
+        replies: answers that turns of any history gave to the input.
     """
 
     agent: str
@@ -121,10 +127,10 @@ class InputOracle:
     """Input oracle of one run.
 
     Attributes:
-        offered: inputs by payload.
+        offered: records of all inputs, by payload.
         drops: inputs dropped by restores.
-        has_fallen_back: the fleet went back behind a complete epoch, because its bytes were lost or by a restore.
-        has_lost_bytes: bytes of a complete epoch were lost, so that a plan started from an older one.
+        has_fallen_back: whether the fleet went back behind a complete epoch, because its bytes were lost or by a restore.
+        has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older one.
     """
 
     def __init__(self, report: Report) -> None:
@@ -133,7 +139,7 @@ class InputOracle:
         self.offered: dict[bytes, InputRecord] = {}
         self.drops = Drops()
         self._ordered: dict[tuple[str, str], list[InputRecord]] = {}
-        """(client, agent) → inputs with a receipt that were never in doubt."""
+        """Inputs with a receipt that were never in doubt, by (client, agent)."""
 
     # ---- sends ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +155,7 @@ class InputOracle:
         offered.is_denied = False
 
     def on_given_up(self, payload: bytes) -> None:
-        """Record that the client waits no longer, or was answered "unknown"."""
+        """Record that the client no longer waits for the input, or was answered "unknown"."""
         self.offered[payload].is_given_up = True
 
     # ---- receipts -------------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ class InputOracle:
         self.offered[payload].words.append(number)
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """Check a receipt of a client; it may be repeated."""
+        """Check a receipt that a client got; receipts may be repeated."""
         offered = self.offered[payload]
         if number not in offered.words:
             text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
@@ -182,7 +188,7 @@ class InputOracle:
         others.append(offered)
 
     def on_denied(self, t_ns: int, payload: bytes, why: str) -> None:
-        """Check the answer to a client that an input was certainly not accepted since its last send."""
+        """Check an answer to a client that its input was certainly not accepted since its last send."""
         offered = self.offered[payload]
         if offered.acknowledged_ns or offered.is_given_up:
             return  # an earlier send may have been accepted
@@ -192,11 +198,11 @@ class InputOracle:
             self._report("inputs", "R1", t_ns, text)
 
     def on_overdue(self, t_ns: int, client: str, what: str) -> None:
-        """Report a wait of a program that has not ended by its deadline."""
+        """Report that a program still waits after the deadline of its request."""
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
-        """Report the answer to a client that an agent has stopped, or does not exist, though it always existed."""
+        """Report a wrong answer to a client: the agent is said to have stopped or not to exist, though it always existed."""
         self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
 
     # ---- answers --------------------------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ class InputOracle:
             offered.replies.append(reply)
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check the final answer of an input's turn that its client received; b"" if the turn gave none."""
+        """Check the final answer that a client received from an input's turn; b"" if the turn gave none."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -225,21 +231,22 @@ class InputOracle:
             self._report("answers", "R2", t_ns, text)
 
     def on_dead_letter_reported(self, payload: bytes) -> None:
-        """Record that the client was informed of its dead letter."""
+        """Record that the client was informed that its input became a dead letter."""
         self.offered[payload].is_reported_dead_letter = True
 
     def on_fallen_back(self) -> None:
-        """Record that the fleet is restored behind a complete epoch, which may revoke final answers."""
+        """Record that a restore took the fleet behind a complete epoch, which may revoke final answers."""
         self.has_fallen_back = True
 
     def on_bytes_lost(self) -> None:
-        """Record that a complete epoch is damaged and a plan starts from an older one: effects since then may be called again, too."""
+        """Record that a complete epoch is damaged and a plan starts from an older one, so that effects since then may be called again,
+        too."""
         self.has_fallen_back = self.has_lost_bytes = True
 
     # ---- consumption ----------------------------------------------------------------------------------------------
 
     def on_consumed(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        """Check the consumption of an input by the last turn or dead letter of this history."""
+        """Check the consumption of an input by the last turn or dead letter in this history."""
         offered = self.offered.get(payload)
         if offered is None or offered.agent != history.agent:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed {show(payload)}, which nobody offered it")
@@ -252,7 +259,7 @@ class InputOracle:
             offered.is_consumed = True
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
-        """Check an idle fleet: acknowledged inputs took effect in the order of their receipts, and dropped inputs had none."""
+        """Check an idle fleet: acknowledged inputs took effect in the order of their receipts, and dropped inputs had no effect."""
         alive = dict.fromkeys(living)
         turns_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
@@ -298,7 +305,7 @@ class InputOracle:
 
 
 class ReadRelease(msgspec.Struct, frozen=True):
-    """Outputs of one release that a reader has: agent, number and payload."""
+    """Outputs of one release that a reader has received, each with agent, number and payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
@@ -313,9 +320,9 @@ class OutputOracle:
     """Output oracle of one run.
 
     Attributes:
-        had: releases that a reader of all files has, without reverted ones.
+        had: releases that a reader of all files has received, without reverted ones.
         emitted: number of outputs emitted by turns, in all histories.
-        undone: number of outputs reverted.
+        undone: number of outputs that were reverted.
     """
 
     def __init__(self, report: Report) -> None:
@@ -324,7 +331,7 @@ class OutputOracle:
         self.emitted = self.undone = 0
         self._lines: dict[int, int] = {}
         self._plans: dict[int, int] = {}
-        """Complete epoch → its plan."""
+        """Plan of each complete epoch."""
         self._released: dict[int, Release | None] = {}
 
     # ---- turns and the log ----------------------------------------------------------------------------------------
@@ -343,13 +350,14 @@ class OutputOracle:
         self._plans[epoch] = plan
 
     def on_called(self, t_ns: int, agent: str, key: str) -> None:
-        """Check that readers have the intent of an effect before it is called under this key, so that no failure reverts the request (G12)."""
+        """Check that readers have received the intent of an effect before the effect is called under this key, so that no failure reverts
+        the request (G12)."""
         key_bytes = key.encode()
         if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
-        """Check that all outputs of an agent that has left are released; those still at its host are lost."""
+        """Check that all outputs of an agent that has left are released, since outputs that are still at its host are lost."""
         released = [
             payload
             for each in self.had
@@ -363,7 +371,7 @@ class OutputOracle:
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Return whether the epoch is in the history of the present plan. Readers revert rolled-back outputs only with the next release."""
+        """Return whether the epoch is in the history of the current plan. Readers revert rolled-back outputs only with the next release."""
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -384,9 +392,11 @@ class OutputOracle:
         *,
         is_void: bool = False,
     ) -> None:
-        """Check an epoch that a leader reports as released (None: without a file), against its cut in `branch` if the cut is known.
+        """Check an epoch that a leader reports as released, against its cut in `branch` if the cut is known. `release` is None if
+        there is no file.
 
-        `is_void`: the fleet was restored past it. A leader that does not know that may release it late, and readers need not see it.
+        If `is_void`, the fleet was restored to an epoch before this one. A leader that does not know that may release it late, and
+        readers need not see it.
         """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
@@ -424,14 +434,14 @@ class OutputOracle:
                 numbers[agent] = number
 
     def _before(self, epoch: int) -> int:
-        """Return the epoch before this one in its history, according to the log."""
+        """Return the previous epoch in the history of this one, according to the log."""
         plan = self._plans[epoch]
         return max(
             [x for x, epoch_plan in self._plans.items() if epoch_plan == plan and x < epoch], default=self._lines[plan]
         )
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
-        """Check that a reader has what the agents of the cut had emitted by their places in it."""
+        """Check that a reader has exactly the outputs that the agents of the cut had emitted by their positions in the cut."""
         for agent, place in cut.places.items():
             history = branch.histories.get(agent)
             if history is None or place.is_gone or place.captured is None:
@@ -443,12 +453,12 @@ class OutputOracle:
                 return
 
     def check_end(self, t_ns: int, epoch: int, cut: CutRecord | None, branch: Branch) -> None:
-        """Check, in an idle or ended fleet, that its newest epoch is released even if no leader has reported that."""
+        """Check, in an idle or ended fleet, that the newest epoch is released even if no leader has reported the release."""
         if cut is not None and epoch not in self._released:
             self._compare(t_ns, epoch, cut, branch)
 
     def check_files(self, t_ns: int, files: Mapping[int, Release]) -> None:
-        """Check that released files still exist, unchanged."""
+        """Check that released files still exist and are unchanged."""
         for epoch, release in self._released.items():
             if release is not None and files.get(epoch) != release:
                 self._say(t_ns, f"what was released with epoch {epoch} is not there any more")

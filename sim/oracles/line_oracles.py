@@ -1,56 +1,56 @@
-"""Oracles of recovery lines: a line is maximal and holds the survivors (G5), and nothing that a later one needs is deleted (G7).
+"""Oracles of recovery lines: a line is maximal and includes survivors (G5), and no data that a later line needs is deleted (G7).
 
 Theory of operation
 -------------------
-An epoch of an autonomous protocol is a line over checkpoints that agents took independently. The *maximal consistent line* of a set
-of checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two independent searches
-over all durable checkpoints must agree: lowering (start with the latest checkpoints, and lower each agent that has consumed an unsent
-message), and for small fleets trying every combination.
+An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal consistent line*
+of a set of checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two independent
+searches over all durable checkpoints must agree. The first search starts with the latest checkpoints and lowers each agent that has
+consumed an unsent message. The second search, for small fleets, tries every combination.
 
 *Exactness.* The coordinator computes the line when it proposes BeginEpoch, over the checkpoints that it knows then. The world does
-not inspect the coordinator; it has two bounds per agent for that knowledge:
+not inspect the coordinator, but has a lower and an upper bound per agent for that knowledge:
 
-    known     checkpoints that the coordinator had acknowledged to hosts, and the base (the line's last epoch)
+    known     checkpoints that the coordinator had acknowledged to hosts, and the base (the last epoch's line)
     durable   checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
 
-Reports of one agent come in order, so its known checkpoints form a prefix: all up to some number between the two bounds. A line L
-is right iff it is the maximal line of some choice of prefixes. Maximal lines only grow with the set, and L must be in the set, so
-the least choice decides: L is right iff L is durable and is the maximal line over all numbers up to max(known, L). If known =
-durable, L must equal the maximal line of everything.
+Reports of one agent arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between the two
+bounds. A line L is right iff L is the maximal line of some choice of prefixes. Maximal lines only grow with the set, and L must
+be in the set, so the smallest choice decides: L is right iff L is durable and is the maximal line over all numbers up to
+max(known, L). If known = durable, L must equal the maximal line of all checkpoints.
 
-On damage the coordinator omits a checkpoint and all later ones of its agent. After `note_damage` and until the next plan, the oracle
-judges only that the line is durable, consistent and not below its base.
+If a checkpoint is damaged, the coordinator omits that checkpoint and all later ones of its agent. After `note_damage` and until the
+next plan, the oracle judges only that the line is durable, consistent and not below its base.
 
-*Survivors.* Before an autonomous fleet gets a new plan, its hosts are asked to freeze, and frozen agents are saved to the store. So the
-plan starts from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live places of hosts that froze in
-time to the candidates that the coordinator knew. The coordinator's knowledge does not show whether it waited for these states; the
-knowledge that it could have had does.
+*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are asked to freeze, and frozen agents are saved to the
+store. So the plan starts from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live places of hosts
+that froze in time to the candidates that the coordinator knew. The coordinator's actual knowledge does not show whether it waited for
+these states, so the oracle uses the knowledge that the coordinator could have had.
 
-A host *froze in time* if it had been asked when the plan was proposed, it answered within the time limit, and the stream of the
-request was still open when the plan was committed. A correct coordinator has had this answer before its proposal. A host of the
-plan that has not answered on such a stream counts as well while its time is not over, since the coordinator had to wait for it. A
-host that is late or had no stream does not count. Neither does a host that answers after the proposal of a plan without it, since
-the coordinator does not wait for an evicted host.
+A host *froze in time* if it had been asked when the plan was proposed, if it answered within the time limit, and if the stream of
+the request was still open when the plan was committed. A correct coordinator has received such an answer before its proposal. A
+host of the plan that has not answered on such a stream also counts until its time limit, since the coordinator had to wait for
+it. A host that is late or had no stream does not count. A host that answers after the proposal of a plan without that host does
+not count either, since the coordinator does not wait for an evicted host.
 
 The ground truth provides the frozen places at the moment of the freeze (or of the plan, if the host has not frozen yet). A place has
 the turns and departed messages of each agent that was not in a turn and whose state could be saved. The greatest consistent line of
 these places and of the acknowledged checkpoints, at or above the line of the plan, must be the line of the plan itself. The oracle uses
 no code of `recovery/`.
 
-*Deleted checkpoints* (G7). Two things can be needed:
+*Deleted checkpoints* (G7). A later recovery may need two kinds of data:
 
-- The whole newest complete epoch, from which the next plan starts. The world reads it back after every deletion.
-- In autonomous protocols, each checkpoint of the present plan past this epoch, since lines only advance. A later line may hold it, or hold a
-  later checkpoint of its agent and need the log of messages sent in between.
+- The whole newest complete epoch, from which the next plan starts. The world reads this epoch after every deletion.
+- In autonomous protocols, each checkpoint of the current plan after this epoch, since lines only advance. A later line may contain the
+  checkpoint. Or the line contains a later checkpoint of the agent and needs the log of messages sent in between.
 
-No line can hold a checkpoint at or below the epoch's line, or of a replaced plan. An agent that has left the fleet is in no epoch that begins
-later, so its checkpoints are not needed once the earlier epochs are over. In koo-toueg fleets a checkpoint past the line is tentative, and is
-deleted when its round aborts: only the epoch is judged.
+No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. An agent that has left the fleet is
+in no epoch that begins later, so its checkpoints are not needed once the earlier epochs are over. In koo-toueg fleets a checkpoint after
+the line is tentative, and is deleted when its round aborts, so only the epoch is judged.
 
-*Deleted epochs.* Epochs that the user's retention policy keeps, beyond those that a recovery needs, are not deleted. The oracle has each
-epoch's creation time in milliseconds, from its manifest when it was complete. A policy keeps the newest `last` epochs, and the newest epoch
-of each of the newest `hourly` and `daily` spans, counted backwards from the newest epoch. If an epoch's time lies in the future, a clock is
-wrong: the policy deletes no such epochs, and the oracle judges nothing while they exist.
+*Deleted epochs.* Epochs that the user's retention policy keeps, in addition to those that a recovery needs, must not be deleted. The oracle
+has each epoch's creation time in milliseconds, which the manifest contained when the epoch was complete. A policy keeps the newest `last`
+epochs, and the newest epoch of each of the newest `hourly` and `daily` time spans, counted backwards from the newest epoch. If an epoch's
+time lies in the future, a clock is wrong. The policy deletes no such epochs, and the oracle judges nothing while they exist.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,13 +72,14 @@ from snapline.sim.oracles.ground_truth_records import (
 )
 
 COMBINATIONS_MAX = 512
-"""Number of cuts that are tried one by one, in fleets of at most `AGENTS_MAX`: more would take most of the run."""
+"""Maximum number of cuts that are tried one by one, in fleets of at most `AGENTS_MAX` agents. More cuts would take most of the run's
+time."""
 
 AGENTS_MAX = 4
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that a line may hold. Number 0 also stands for an unborn agent."""
+    """A checkpoint that a recovery line may contain. Number 0 also stands for an agent that does not exist yet."""
 
     number: int
     place: CutPlace
@@ -86,11 +87,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
 Candidates = Mapping[str, Sequence[Candidate]]
 Channels = Sequence[tuple[str, str, list[int], list[int]]]
-"""Sender, receiver, messages that had left at each candidate of the sender, messages consumed at each candidate of the receiver."""
+"""Per channel: sender, receiver, messages that had left at each candidate of the sender, messages consumed at each candidate of the
+receiver."""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
-    """Count each channel's messages at each candidate."""
+    """Count the sent and consumed messages of each channel at each candidate."""
     return [
         (
             sender,
@@ -104,7 +106,7 @@ def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTr
 
 
 def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops` (indices of candidates), by lowering until there is no orphan."""
+    """Return the maximal line at or below `tops` (indices of candidates), by lowering agents until there is no orphan."""
     line = dict(tops)
     is_changing = True
     while is_changing:
@@ -117,7 +119,7 @@ def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | None:
-    """Return the maximal line at or below `tops` by trying every cut; None if there are too many."""
+    """Return the maximal line at or below `tops` by trying every cut, or None if there are too many cuts."""
     agents = list(tops)
     count = 1
     for top in tops.values():
@@ -133,10 +135,10 @@ def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | No
 
 
 def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops`.
+    """Return the maximal line at or below `tops`, computed by both searches.
 
     Raises:
-        AssertionError: the two searches disagree, so this module is wrong.
+        AssertionError: the two searches disagree, which means that this module has a bug.
     """
     line = lowered(tops, channels)
     other = searched(tops, channels)
@@ -162,7 +164,7 @@ class LineOracle:
         self._durable.setdefault(plan, {}).setdefault(captured.agent, {})[captured.number] = captured
 
     def on_known(self, plan: int, agent: str, number: int) -> None:
-        """Record that the coordinator has acknowledged this checkpoint and all before it."""
+        """Record that the coordinator has acknowledged this checkpoint and all earlier ones of the agent."""
         known = self._known.setdefault(plan, {})
         known[agent] = max(number, known.get(agent, 0))
 
@@ -171,7 +173,7 @@ class LineOracle:
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """Record a proposed BeginEpoch or CommitPlan, whose line is now fixed; a repeated proposal has the same line."""
+        """Record a proposed BeginEpoch or CommitPlan, whose line is fixed by now. A repeated proposal has the same line."""
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
@@ -179,11 +181,11 @@ class LineOracle:
         self._known_at[epoch] = self._proposed.get((client, sequence), {})
 
     def knows(self, request: tuple[str, int], agents: Iterable[str]) -> bool:
-        """Return whether a checkpoint of each agent had been acknowledged when this request was proposed."""
+        """Return whether the coordinator had acknowledged a checkpoint of each agent when this request was proposed."""
         return all(agent in self._proposed.get(request, {}) for agent in agents)
 
     def durable_of(self, plan: int) -> dict[str, int]:
-        """Return agent → number of its newest durable checkpoint under a plan."""
+        """Return the number of each agent's newest durable checkpoint under a plan."""
         return {agent: max(numbers) for agent, numbers in self._durable.get(plan, {}).items()}
 
     def is_of_one_plan(self, plan: int, agent: str, number: int) -> bool:
@@ -197,7 +199,7 @@ class LineOracle:
     # ---- judging --------------------------------------------------------------------------------------------------
 
     def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
-        """Check a line that became an epoch; `base` is the epoch below it, or None for the initial states."""
+        """Check a line that became an epoch. `base` is the previous epoch's line, or None for the initial states."""
         candidates = self._candidates(cut, base)
         line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
         late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
@@ -259,7 +261,8 @@ class LineOracle:
     def check_plan(
         self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
-        """Check the plan that replaces `plan` and starts from `cut` (None: the initial states), given the places frozen in time."""
+        """Check the plan that replaces `plan` and starts from `cut` (None: the initial states), given the places of agents that were frozen
+        in time."""
         if plan in self._is_damaged:
             return
         known = self._proposed.get(request, {})
@@ -286,14 +289,14 @@ class LineOracle:
                 return
 
     def is_in_doubt(self, cut: CutRecord) -> bool:
-        """Return whether more than one line would have been right."""
+        """Return whether more than one line would be right."""
         known = self._known_of(cut)
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Return, for each agent of the branch that is not gone, its checkpoint in the base and all later durable ones.
+        """Return the candidates of each agent of the branch that still exists: its checkpoint in the base and all later durable ones.
 
-        Agents gone before the cut constrain no other agent, since all their messages are inside the cut.
+        Agents that ended before the cut constrain no other agent, since all their messages are inside the cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
@@ -311,7 +314,8 @@ class LineOracle:
 
 
 def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
-    """Yield the consecutive checkpoints after a number. None counts after a gap, since the missing one's part of the log is lost."""
+    """Yield the consecutive checkpoints after a number. Checkpoints after a gap do not count, since the missing checkpoint's part of the
+    log is lost."""
     while (captured := durable.get(number := number + 1)) is not None:
         yield Candidate(number, _place(captured))
 
@@ -325,7 +329,7 @@ def _number(place: CutPlace) -> int:
 
 
 def _index(candidates: Sequence[Candidate], number: int) -> int:
-    """Return the index of the newest candidate up to `number`."""
+    """Return the index of the newest candidate whose number is at most `number`."""
     return max(index for index, x in enumerate(candidates) if x.number <= number or index == 0)
 
 
@@ -334,7 +338,8 @@ Request = tuple[str, int]
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """A host that froze in time. `is_awaited`: it has not answered, and its time is not over. `start`: host generation; 0 if not known."""
+    """A host that froze in time. `is_awaited`: it has not answered yet, and its time limit has not passed. `start` is the host generation
+    (0: unknown)."""
 
     host: str
     plan: int
@@ -375,15 +380,15 @@ class Freezes:
             asked.answered_ns = t_ns
 
     def on_closed(self, stream: int) -> None:
-        """Forget the request of a stream that has ended."""
+        """Remove the request of a stream that has ended."""
         self._asked.pop(stream, None)
 
     def on_plan_proposed(self, request: Request, t_ns: int) -> None:
-        """Record a proposed CommitPlan; a repeated proposal is the same decision."""
+        """Record a proposed CommitPlan; a repeated proposal counts as the same decision."""
         self._proposed.setdefault(request, (t_ns, dict(self._asked)))
 
     def in_time(self, request: Request, hosts: Sequence[str]) -> Iterator[Frozen]:
-        """Yield the hosts that froze in time for this committed proposal; `hosts`: the hosts of the plan."""
+        """Yield the hosts of the plan (`hosts`) that froze in time for this committed proposal."""
         proposed_ns, asked = self._proposed.get(request, (0, {}))
         for stream, request_ in asked.items():
             if self._asked.get(stream) is not request_:
@@ -396,16 +401,16 @@ class Freezes:
 
 
 class LivePlaces:
-    """Places of agents when their hosts froze, from the ground truth."""
+    """Positions of agents in the ground truth when their hosts froze."""
 
     def __init__(self, books: GroundTruth) -> None:
         self._ground_truth = books
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
-        """Record the places of a host's frozen agents that are not in a turn. Only the first report counts.
+        """Record the positions of a host's frozen agents that are not in a turn. Only the first report counts.
 
-        A restarted host gets the same request, under the same number, and has no frozen agents.
+        A restarted host gets the same request with the same number, but has no frozen agents.
         """
         if (host, start, plan, number) in self._places:
             return
@@ -415,11 +420,11 @@ class LivePlaces:
         }
 
     def on_unsaved(self, host: str, start: int, plan: int, number: int, agent: str) -> None:
-        """Remove the place of a frozen agent whose checkpoint could not be taken."""
+        """Remove the position of a frozen agent whose checkpoint could not be taken."""
         self._places.get((host, start, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, CutPlace]:
-        """Return agent → place, for the agents that froze in time under a plan."""
+        """Return the positions of the agents that froze in time under a plan."""
         return dict(self._of(frozen, plan))
 
     def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, CutPlace]]:
@@ -431,7 +436,7 @@ class LivePlaces:
 
 
 def _live_place(history: AgentHistory) -> CutPlace:
-    """Return the live place of an agent; its parked messages are those sent that have not left."""
+    """Return the current position of an agent; messages in its outbox are those sent that have not left."""
     parked = {
         receiver: len(channel.sent) - len(channel.void) - len(channel.departed_at)
         for receiver, channel in history.outward.items()
@@ -440,18 +445,18 @@ def _live_place(history: AgentHistory) -> CutPlace:
 
 
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
-    """Return whether a checkpoint of `plan` lies at or below one of the plan's lines.
+    """Return whether a checkpoint of `plan` is at or below one of the plan's recovery lines.
 
-    Deleting checkpoints that a line has made superfluous is right even if the line is condemned later; the last deletions may come late.
+    Checkpoints below a line may be deleted even if the line is condemned later; some of these deletions may come late.
     """
     place = cut.places.get(agent)
     return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
 
 
 def check_deleted(missing: Sequence[tuple[str, int]], base: CutRecord | None, base_epoch: int) -> Iterator[Finding]:
-    """Report a deleted checkpoint that a later line may need.
+    """Report each deleted checkpoint that a later recovery line may need.
 
-    `missing`: deleted checkpoints of the present plan; `base`: the newest complete epoch, None without one.
+    `missing` lists deleted checkpoints of the current plan. `base` is the newest complete epoch, or None if there is none.
     """
     for agent, number in missing:
         place = base.places.get(agent) if base is not None else None
@@ -469,7 +474,7 @@ def check_deleted(missing: Sequence[tuple[str, int]], base: CutRecord | None, ba
 
 
 class ExpectedRetention(msgspec.Struct, frozen=True):
-    """A policy in numbers. `hour_ms`, `day_ms`: lengths of the spans."""
+    """A retention policy in numbers. `hour_ms` and `day_ms` are the lengths of the time spans."""
 
     last: int
     hourly: int
@@ -494,7 +499,7 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> s
 def check_retained(
     before_ms: Mapping[int, int], after: set[int], wanted: ExpectedRetention, *, now_ms: int
 ) -> Iterator[Finding]:
-    """Check a deletion: epochs with their times before it, epochs left after it, and the clock of the deleting node."""
+    """Check a deletion, given the epochs with creation times before it, the epochs left after it, and the clock of the deleting node."""
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

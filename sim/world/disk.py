@@ -1,25 +1,25 @@
-"""Shared file system in memory, with a view for each host and the faults of real file systems.
+"""Shared file system in memory, with a view for each node and the faults of real file systems.
 
-Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/` on
-it. So this disk must lose unsynced data, fail on request, and be cheap.
+Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/`.
+So the simulated disk must lose unsynced data, fail on request, and be cheap.
 
 Model. The disk follows the rules of POSIX and gives no further guarantees:
 
-1. A file's bytes since its last `sync_data`, and a directory's names since its last `sync_directory`, are *pending*. They
-   belong to the node that wrote them.
-2. `crash` (SIGKILL) loses only a node's open handles: its written data is in the page cache of the file server.
+1. Bytes of a file written since its last `sync_data` are *pending*, and so are names in a directory changed since its
+   last `sync_directory`. Pending data belongs to the node that wrote it.
+2. `crash` (SIGKILL) loses only a node's open handles. Data that the node has written is in the page cache of the file server.
 3. `power_cut` decides on all pending data of the node. Bytes are kept, lost, torn in the middle, or torn and followed by zeros.
-   Names are kept or lost independently of each other, but in order for one name. Kept data is durable from then on. The
-   contents of a lost directory are lost.
-4. Syncing a directory makes all its names durable, including those of other nodes, since there is one journal. A durable name
-   makes all earlier changes to it durable, by any node.
-5. A failed `sync_data` loses the bytes permanently: processes still see them, but a power cut of the writer shows zeros.
+   Different names are kept or lost independently, but changes to one name are lost in order, the latest first. Kept data is
+   durable from then on. The contents of a lost directory are lost.
+4. Syncing a directory makes all its names durable, including names changed by other nodes, since there is one journal. If a
+   change to a name is durable, all earlier changes to that name, by any node, are durable too.
+5. A failed `sync_data` loses the bytes permanently: processes still see them, but after a power cut of the writer the bytes are zeros.
 
-Departures. There are no named temporary files (`O_TMPFILE` works), and only one node writes to a handle. Stale reads model a
-network file system's cache: a file is invisible to other nodes for `STALE_NS` after its link. A link that fails because the
-name exists refreshes the cache for all nodes, not only for its caller.
+Departures. There are no named temporary files (`O_TMPFILE` works), and only one node writes to a handle. Stale reads model
+the cache of a network file system: a file is invisible to other nodes for `STALE_NS` after its link. A link that fails
+because the name exists refreshes the cache for all nodes, not only for the calling node.
 
-Supports G4 and G11: the store is tested on this disk. Choices come from the stream "storage".
+The disk supports G4 and G11, since the store is tested on it. Choices come from the stream "storage".
 """
 
 import errno
@@ -31,10 +31,11 @@ from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
 
 STALE_NS = 50_000_000
-"""Time for which a stale cache hides a new file: longer than a turn of the coordinator, shorter than its retries."""
+"""Time for which a stale cache hides a new file: longer than one turn of the coordinator, shorter than the coordinator's retries."""
 
 FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
-"""Faults of `set_fault`. "slow" is only recorded; the world decides on the delay. "away": an empty directory replaces the mount."""
+"""Faults of `set_fault`. "slow" is only recorded; the world decides on the delay. With "away", an empty directory replaces the mounted file
+system."""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -51,12 +52,14 @@ _DIRECTORY_BYTES = 4096
 
 
 class _File:
-    """A file.
+    """A file of the shared file system.
 
     Attributes:
-        data: bytes as processes see them. writer: node that wrote them.
-        synced: number of bytes that count as durable. lost: ranges of these that a failed sync lost.
-        linked_by, linked_ns: node and time of its last link; "" if all nodes see it.
+        data: bytes as processes see them.
+        writer: node that wrote the bytes.
+        synced: number of bytes that are reported as durable.
+        lost: ranges of these bytes that a failed sync has lost.
+        linked_by, linked_ns: node and time of the file's last link; `linked_by` is "" if all nodes see the file.
     """
 
     __slots__ = ("data", "linked_by", "linked_ns", "lost", "synced", "writer")
@@ -74,7 +77,8 @@ class _Changes:
     """Changes to one name since its directory was synced.
 
     Attributes:
-        base: durable entry of the name. made: (node, entry after the change), in order; None is no entry.
+        base: durable entry of the name.
+        made: (node, entry after the change) of each change, in order; None means no entry.
     """
 
     __slots__ = ("base", "made")
@@ -85,7 +89,7 @@ class _Changes:
 
 
 class _Directory:
-    """A directory: its names as processes see them, and pending changes."""
+    """A directory, with its names as processes see them, and pending changes."""
 
     __slots__ = ("entries", "pending")
 
@@ -98,13 +102,13 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """View of the file system of one node. Implements `snapline.storage.disk.local_disk.Disk`; made by `VirtualDisk`."""
+    """View of the file system from one node. Implements `snapline.storage.disk.local_disk.Disk`; created by `VirtualDisk`."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node
         self.location = location
         self.modes: dict[str, None] = {}
-        """Active faults that change calls; mostly empty, so that calls check this first."""
+        """Active faults that affect calls; usually empty, so that calls can check this first."""
         self._nodes = shared.nodes
         self._now = shared.now
         self._count = shared.refused
@@ -216,7 +220,7 @@ class NodeDisk:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def lose_handles(self) -> None:
-        """Drop the open handles of a process that is gone."""
+        """Drop the open handles of a process that has ended."""
         self._open.clear()
 
     def _directory(self, path: str) -> _Directory:
@@ -245,7 +249,7 @@ class NodeDisk:
         return node
 
     def _missing(self, path: str) -> OSError:
-        """Return the error of a path that does not resolve: a file may be where a directory should be."""
+        """Return the error for a path that does not resolve, for example because a file is where a directory should be."""
         ancestor = path
         while ancestor:
             if isinstance(self._nodes.get(ancestor), _File):
@@ -282,7 +286,7 @@ class NodeDisk:
             raise self._refused(errno.ENOENT, path)
 
     def _refused(self, number: int, path: str) -> OSError:
-        """Return the error of a fault, and count it."""
+        """Count a call that fails because of a fault, and return its error."""
         self._count[number] = self._count.get(number, 0) + 1
         return _error(number, path)
 
@@ -293,15 +297,15 @@ class NodeDisk:
 
 
 class VirtualDisk:
-    """The shared file system.
+    """The file system that all nodes share.
 
     Attributes:
-        nodes: path → file or directory, as processes see them; always the same dict.
-        refused: error number → number of calls that a fault made fail with it.
+        nodes: file or directory by path, as processes see them; always the same dict.
+        refused: number of calls that a fault made fail, by error number.
     """
 
     def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
-        """`now` returns virtual nanoseconds; only stale reads use it."""
+        """`now` returns the time in virtual nanoseconds; only stale reads use it."""
         self.now = now
         self._location = location
         self._root = _Directory()
@@ -313,7 +317,7 @@ class VirtualDisk:
         self._reader = NodeDisk(self, "", location=location)
 
     def of(self, node: str) -> NodeDisk:
-        """Return the view of one node; always the same object."""
+        """Return the view of one node; repeated calls return the same object."""
         view = self._views.get(node)
         if view is None:
             view = self._views[node] = NodeDisk(self, node, location=self._location)
@@ -321,7 +325,7 @@ class VirtualDisk:
         return view
 
     def bytes_of(self, path: str) -> bytes | None:
-        """Return a file's bytes without faults, or None without the file. The object is the same until the file changes."""
+        """Return a file's bytes without faults, or None if the file does not exist. The object is the same until the file changes."""
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
@@ -353,7 +357,7 @@ class VirtualDisk:
     # ---- faults ---------------------------------------------------------------------------------------------------
 
     def crash(self, node: str) -> None:
-        """Kill the node (SIGKILL): its handles are lost, all its written data stays."""
+        """Kill the node (SIGKILL). Its open handles are lost, and all data that it has written stays."""
         self.of(node).lose_handles()
 
     def power_cut(self, node: str, choices: Choices) -> None:
@@ -365,7 +369,7 @@ class VirtualDisk:
         self.nodes.update(_paths_of(self._root, ""))
 
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
-        """Turn one of `FAULTS` on or off, for one node or (`""`) for all; the two settings are independent."""
+        """Turn one of `FAULTS` on or off for one node, or for all nodes (""); the two settings are independent."""
         if mode not in FAULTS:
             raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
@@ -376,16 +380,16 @@ class VirtualDisk:
         self._tell_faults()
 
     def clear_faults(self) -> None:
-        """Turn off all faults of `set_fault`."""
+        """Turn off all faults that `set_fault` has turned on."""
         self._faults.clear()
         self._tell_faults()
 
     def is_slow(self, node: str) -> bool:
-        """Return whether "slow" is on for this node or for all."""
+        """Return whether the fault "slow" is on for this node or for all nodes."""
         return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
 
     def flip(self, path: str, bit: int) -> None:
-        """Flip one bit of a file, counted modulo its length. All nodes see the damage, and no sync repairs it."""
+        """Flip one bit of a file; the bit number is taken modulo the file's length. All nodes see the damage, and no sync repairs it."""
         file = self.nodes.get(path)
         if not isinstance(file, _File):
             raise UsageError(f"there is no file {path!r} to damage: `files` tells which there are")
@@ -413,7 +417,7 @@ class VirtualDisk:
 
 
 class _PowerCut:
-    """Decisions of one power cut on everything that its node has pending."""
+    """Decisions of one power cut on all pending data of its node."""
 
     def __init__(self, node: str, number: int, choices: Choices) -> None:
         self._node, self._number, self._choices = node, number, choices
@@ -462,7 +466,7 @@ class _PowerCut:
 
 
 def _children_of(directory: _Directory) -> Iterator[tuple[str, _Node]]:
-    """Yield each entry that is in a directory or may return to it, once."""
+    """Yield each entry that is in a directory or may return to it, each entry once."""
     yield from list(directory.entries.items())
     for name, changes in list(directory.pending.items()):
         yielded = [directory.entries.get(name)]

@@ -1,8 +1,8 @@
-"""A simulated host: the production driver, core, turns and agents in virtual time.
+"""A simulated host: the production driver with its core, turns and agents, in virtual time.
 
-A run of a host is one `SimHost`; a crash ends it, and the next start makes another one. Calls scheduled for an ended run are
-dropped. A paused run holds its calls until it resumes. Blocking work outside the event loop (`Workers`) happens at one instant
-at its end; failpoints crash it in the middle.
+Each run of a host from start to crash or end is one `SimHost`; the next start creates another one. Calls scheduled for an
+ended run are dropped. A paused run holds its calls until it resumes. Blocking work outside the event loop (`Workers`) happens
+at a single instant, at the end of its duration. Failpoints crash the work in the middle.
 """
 
 from collections import deque
@@ -42,10 +42,10 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """Work of one run outside its event loop: sequential store calls, and `stop_when`."""
+    """Work of one run outside its event loop: sequential store calls, log calls and calls of `stop_when`."""
 
     def __init__(self, host: HostRun, hangs: Callable[[HangingCall], bool]) -> None:
-        """`hangs` returns whether calls of this kind hang."""
+        """`hangs` returns whether calls of this kind currently hang."""
         self._host = host
         self._stores = host.shared.stores
         self._hangs = hangs
@@ -61,7 +61,7 @@ class Workers:
         return self._store
 
     def store(self, work: Callable[[], None]) -> None:
-        """Run a store call after the earlier ones, at the end of its duration."""
+        """Run a store call after all earlier ones, at the end of its duration."""
         begin_ns = max(self._host.shared.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
@@ -71,7 +71,7 @@ class Workers:
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Run a log call at the end of its duration; it hangs like a store call, since the disk is the same."""
+        """Run a log call at the end of its duration. The call hangs whenever store calls hang, since the disk is the same."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -84,7 +84,7 @@ class Workers:
         self.carry_on(kind)
 
     def carry_on(self, what: HangingCall) -> None:
-        """Run the calls that are due, unless they hang."""
+        """Run the calls that are due, unless calls of this kind hang."""
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()
 
@@ -93,11 +93,11 @@ Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
-"""Reasons for a pause: the process is stopped, or a handler blocks it."""
+"""Reasons for a pause: the process is stopped, or a handler blocks the event loop."""
 
 
 class _Timer:
-    """Timer that may be cancelled."""
+    """Timer that may be cancelled before it fires."""
 
     __slots__ = ("function", "is_cancelled")
 
@@ -110,7 +110,7 @@ class _Timer:
 
 
 class JudgeObserver(HostObserver):
-    """Observer that reports to the world's judge what a host's driver does to its agents."""
+    """Observer that reports to the world's judge what a host's driver does to the host's agents."""
 
     driver: ObservedDriver
 
@@ -123,7 +123,7 @@ class JudgeObserver(HostObserver):
         self._passed = shared.points.passed
         self._add = shared.journal.add
         self._begun_as: dict[str, str] = {}
-        """Agent → kind of its present turn; later segments do not name it."""
+        """Kind of the current turn, by agent; later segments of the turn do not name the kind."""
 
     def attached(self, driver: ObservedDriver) -> None:
         self.driver, self.core, self.turns = driver, driver.core, driver.turns
@@ -306,7 +306,7 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Report a captured image to the judge: the same bytes, or the whole state if parts of it are stored separately."""
+        """Report a captured image to the judge: the captured bytes, or the complete state if parts of the state are stored separately."""
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -342,12 +342,12 @@ class JudgeObserver(HostObserver):
 
 
 class HostOwner(Protocol):
-    """Interface of a run's owner: `hosts.Hosts`."""
+    """Interface of the owner of a host's run; implemented by `hosts.Hosts`."""
 
     @property
     def steps(self) -> Steps: ...
     def run_of(self, host: str) -> "SimHost | None":
-        """Return the running host's run; None if it is down."""
+        """Return the current run of a host, or None if the host is down."""
         ...
 
     def speed_of(self, host: str) -> int:
@@ -355,7 +355,7 @@ class HostOwner(Protocol):
         ...
 
     def hangs(self, host: str, what: HangingCall) -> bool:
-        """Return whether these calls of the host hang."""
+        """Return whether calls of this kind hang on the host."""
         ...
 
     def crash(self, host: str) -> None:
@@ -363,18 +363,18 @@ class HostOwner(Protocol):
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Handle the end of a run that ended by itself."""
+        """Handle a run that has ended by itself."""
         ...
 
 
 class SimHost:
-    """One run of a host: the driver's `HostEnvironment`.
+    """One run of a host, which implements the driver's `HostEnvironment`.
 
     Attributes:
-        is_alive: the run has neither crashed nor ended.
+        is_alive: whether the run has neither crashed nor ended.
         stops: reasons for which the run is paused.
-        waiting: waiting turns, with their draws.
-        costs_ns: CPU time of the present batch, at full speed.
+        waiting: turns that wait to be run, each with its drawn numbers.
+        costs_ns: CPU time of the current batch of events, at full speed.
     """
 
     def __init__(
@@ -427,11 +427,11 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call, which is dropped if this run has ended and held while it is paused."""
+        """Schedule a call. The call is dropped if this run has ended, and delayed while the run is paused."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, or hold it while this run is paused."""
+        """Make the call now, or keep it until the run resumes if the run is paused."""
         if not self.is_alive:
             return
         if self.stops:
@@ -447,11 +447,11 @@ class SimHost:
             self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes in order."""
+        """Handle a client's request. `taking` gets each message before the host decides on it; `then` gets all outcomes in order."""
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Offer inputs, as `agent_runtime/host/input_service.py` does."""
+        """Offer inputs to the core, as `agent_runtime/host/input_service.py` does."""
         type_of = self.driver.turns.type_of
         checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
@@ -473,7 +473,7 @@ class SimHost:
             answered(())
 
     def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Take an operator's commands."""
+        """Handle an operator's commands."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, self.driver.core.plan, words, outcomes)
@@ -482,7 +482,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
-        """Wait for an answer on behalf of a client."""
+        """Wait for an answer on behalf of a client, and pass it to `then`."""
 
         def answered(answer: ev.AskAnswer) -> None:
             if not is_early:
@@ -494,16 +494,16 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return the agent's host and address as known to this host; empty if local or unknown."""
+        """Return name and address of the agent's host as this host knows them; both empty if the agent is local or its host unknown."""
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
-        """Pause the run until no reason is left."""
+        """Pause the run until all reasons for pausing have been removed."""
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """Remove this reason for a pause."""
+        """Remove this reason for a pause; the run resumes if no reason is left."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -511,7 +511,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
-        """End the process at this instant."""
+        """End the host process at this instant, without a shutdown."""
         self.is_alive = False
         self.driver.stop()
 
@@ -520,7 +520,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._owner.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing: the error propagates to `fire`."""
+        """Do nothing, because the error propagates to `fire`."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -533,7 +533,7 @@ class SimHost:
             self.later(
                 max(self.shared.kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump
             )
-        else:  # there is nothing to run
+        else:  # no turn is waiting
             self._set_timer()
 
     def _pump(self, _: object) -> None:
@@ -577,7 +577,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the boot clock; all hosts share one machine that is never rebooted."""
+        """Return the boot clock. All simulated hosts share one machine, which never reboots."""
         return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -595,7 +595,7 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """Block the run, as a handler does. Another thread reports that to the leader every second."""
+        """Block the run, as a blocking handler does. The host's watchdog thread reports that to the leader every second."""
         self.pause(BLOCKED)
         self._report_busy(self.shared.kernel.now_ns)
 
@@ -606,7 +606,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def release_hung_calls(self, what: HangingCall) -> None:
-        """Release the hanging calls."""
+        """Release the calls of this kind that hang."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -621,7 +621,7 @@ class SimHost:
         self._observer.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Do nothing: the time is not measured."""
+        """Do nothing, because this time is not measured in the simulator."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

@@ -1,18 +1,20 @@
 """Operators of a simulated fleet, and a reader of its outputs.
 
-`SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, it checks the service and resolves them. It
-has one open request with one or two commands for one agent. The request and its answer may be lost, duplicated or late; then the operator repeats it
-with the same keys, or gives up. Since it waits before it acts, it may also name a dead letter that is settled or rolled back. The answers are
-reported to the oracle (`oracles/dead_letters.py`).
+`SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, the operator looks at the service's
+record and resolves them. There is at most one open request, with one or two commands for one agent. The request and its answer may be lost,
+duplicated or late; then the operator repeats the request with the same keys, or gives up. Since the operator waits before it acts, a
+request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/dead_letters.py`).
 
-`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request goes once to the present leader; the next leader knows
-only the marks in the log. When the faults are over, the operator removes all marks, so that agents have hosts to go to.
+`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent once to the current leader; the next
+leader knows only the drain marks in the log. When the faults are over, the operator removes all marks, so that hosts may get agents again.
 
-`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the present leader through the product's
-service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; the same token identifies the same restore. When
-the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused: then it restores the newest epoch.
+`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the current leader through the
+product's service (`coordinator/service/restore_requests.py`), and are repeated until they are answered; equal tokens identify the same
+restore. When the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused. In that case it
+restores the newest epoch.
 
-`SimReader` reads all outputs with a cursor. Sometimes it crashes and resumes from a saved cursor. Its outputs at the end are compared with the files.
+`SimReader` reads all outputs with a cursor. Sometimes the reader crashes and resumes from a saved cursor. The outputs that it has at the
+end are compared with the files.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -58,19 +60,20 @@ THINKS = (1, 1, 5, 20)
 """Delays before a request, in multiples of `LOOK_NS`."""
 
 COMMANDS_MAX = 24
-"""Largest number of commands in a run: a dead letter that always fails must not keep the fleet busy."""
+"""Maximum number of commands in a run, so that a dead letter that always fails does not keep the fleet busy."""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
 RETRIES_MAX = 2
-"""Number of retries before a dead letter is dropped: if each retry crashes its agent, the fleet would recover each time and finally fail."""
+"""Number of retries before a dead letter is dropped. If each retry crashes its agent, the fleet recovers each time and finally fails."""
 
 _MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
-"""Payload prefixes of the dead letters that the operator handles: they do not affect the invariants of their patterns. Failed undos are not dropped."""
+"""Payload prefixes of dead letters that the operator handles. They do not affect the invariants of their patterns. Failed undos are not
+dropped."""
 
 
 class SimOperator:
-    """Operator of one run that settles dead letters and effects; see the module."""
+    """Operator of one run that settles dead letters and effects; see the module docstring."""
 
     name = "operator"
 
@@ -85,12 +88,12 @@ class SimOperator:
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
-        """Start without waiting for the fleet."""
+        """Start the operator without waiting until the fleet is ready."""
         if self._shared.scenario.clients.is_settling or self._shared.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
-        """Return the answers for which the operator waits."""
+        """Return descriptions of the answers for which the operator waits."""
         is_over = bool(self._log.canonical.image.outcome)
         return ["an operator waits for an answer"] if self._open and not is_over else []
 
@@ -115,7 +118,7 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """Resolve an effect that needs an operator, by the service's record; return whether there is one."""
+        """Resolve an effect that needs an operator, based on the service's record. Return whether there is such an effect."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
                 effects = agent.effects
@@ -139,7 +142,7 @@ class SimOperator:
         return False
 
     def _choose(self) -> None:
-        """Choose commands about an agent's dead letters, if it has any."""
+        """Choose commands for an agent's dead letters, if the agent has any."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         dead_letters = self._dead_letters_of(agent)
@@ -166,7 +169,7 @@ class SimOperator:
         return RETRY
 
     def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """Return an agent's dead letters: number, identity, and whether it is a failed undo."""
+        """Return number and identity of each of an agent's dead letters, and whether it is a failed undo."""
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
         if local_agent is None:
@@ -202,7 +205,7 @@ class SimOperator:
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
-        """Handle the answers of a host that worked under this plan when the request arrived; they may be lost."""
+        """Handle the answers of a host to a request that arrived under this plan; the answers may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.books.inputs.drops.on_taken(plan, command_name(command.key), is_repeated=False)
@@ -230,7 +233,7 @@ class SimOperator:
 # -- moves ----------------------------------------------------------------------------------------------------------------
 
 HOME_NS = 200_000_000
-"""Period of the `HOME_TIMES` attempts to remove the marks, since there may be no leader at the first one."""
+"""Period of the `HOME_TIMES` attempts to remove the drain marks, since there may be no leader at the first attempt."""
 
 HOME_TIMES = 20
 
@@ -248,7 +251,7 @@ class MovesOperator:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """Schedule all moves once the fleet works."""
+        """Schedule all moves, once the fleet has started to work."""
         times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
         now_ns = self._shared.kernel.now_ns
         for time in range(times):
@@ -284,7 +287,7 @@ class MovesOperator:
         self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
 
     def on_answered(self, answer: AnswerMoves) -> None:
-        """Check that each request is answered at most once; a leader that ends leaves requests unanswered."""
+        """Check that each request is answered at most once. A leader that loses leadership leaves requests unanswered."""
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
@@ -301,17 +304,17 @@ AGAIN_NS = 400_000_000
 ASKED_MAX = 8
 
 HELPS_NS = 700_000_000
-"""Time between two checks for refused rollbacks: long enough for a restore."""
+"""Interval of checks for refused rollbacks: long enough for a restore."""
 
 CALL_WAIT_NS, CALL_WAITS_MAX = 10_000_000, 200
-"""Period and number of waits for an effect's call: half of the restores happen during one, if one comes soon."""
+"""Interval and maximum number of waits for a call of an effect. Half of the restores happen during such a call, if one occurs soon."""
 
 READ_S = 0.002
-"""Time for which the service reads the store during a restore."""
+"""Time that the service needs to read the store during a restore."""
 
 
 class RestoreRequest(NamedTuple):
-    """One restore. `asked`: number of requests for it."""
+    """One restore. `asked` is the number of requests sent for it."""
 
     token: str
     epoch: int
@@ -320,7 +323,7 @@ class RestoreRequest(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual event loop for the service of one leader. Calls of a leader that is over are dropped."""
+    """Virtual event loop for the service of one leader. Calls are dropped once the leader has lost leadership."""
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)
@@ -343,7 +346,8 @@ class RestoreOperator:
         is_refused: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """`leader` returns the leader, if any; `is_refused` whether an agent's rollback was refused; `is_calling` whether an effect is being called."""
+        """`leader` returns the current leader, if any; `is_refused` tells whether an agent's rollback was refused; `is_calling` whether an
+        effect is being called."""
         self._shared = shared
         self._log = log
         self._leader = leader
@@ -355,7 +359,7 @@ class RestoreOperator:
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
-        """Schedule restores at drawn times, now that the fleet works."""
+        """Schedule restores at drawn times; called when the fleet has started to work."""
         part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
@@ -365,7 +369,7 @@ class RestoreOperator:
             self._look()
 
     def _look(self) -> None:
-        """Restore the newest epoch if an agent needs it, then check again later."""
+        """Restore the newest epoch if an agent's rollback was refused, then schedule the next check."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._is_refused():
             self._helps += 1
@@ -461,7 +465,7 @@ class SimReader:
     """Reader of outputs; see the module."""
 
     def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
-        """`is_damaged` returns whether a fault has damaged files of the store."""
+        """`is_damaged` tells whether a fault has damaged files of the store."""
         self._shared = shared
         self._store = store
         self._is_damaged = is_damaged
@@ -471,7 +475,7 @@ class SimReader:
         self._saved: tuple[list[ReadRelease], str] = [], ""
 
     def start(self) -> None:
-        """Start reading without waiting for the fleet."""
+        """Start reading without waiting until the fleet is ready."""
         if reads_outputs(self._shared.scenario):
             self._later()
 
@@ -488,7 +492,7 @@ class SimReader:
         self._later()
 
     def read(self) -> list[ReadRelease]:
-        """Read all outputs available now; return all releases read."""
+        """Read all outputs that are available now, and return all releases read so far."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

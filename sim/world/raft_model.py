@@ -1,21 +1,22 @@
-"""Leadership and commits: a model of Raft at the level of whole logs, in virtual time and without messages.
+"""Leadership and commits: a model of Raft that treats logs as a whole, in virtual time and without messages.
 
-The model (Ongaro and Ousterhout 2014; section numbers refer to this paper):
+The model follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
 
-1. A *leader term* (a *reign* in names) is one term of one leader: an append-only list of slots. It begins with the leader's log
-   at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots of some leader
-   term, so equal slots have equal predecessors (log matching, 5.3) by construction.
-2. A leader sends its whole log to all reachable replicas. Arrival and sync are computed at once, and take effect on the next
-   access (`settle`). One event, at the instant when a majority has acknowledged, commits the slots if a majority really holds
-   them and the barrier is among them (5.4.2).
-3. A candidate has not heard a leader for an election timeout, reaches a majority, and has a log at least as good as the log of
-   each voter (5.4.1). It is elected after a drawn delay, in a new term, and its voters refuse older terms from then on. A
-   replica that hears a leader votes only with a drawn chance, since the real library has no such rule.
-4. A leader that reaches no majority believes that it leads for `LEASE_NS`, and appends to its own term meanwhile.
-5. On a crash, slots that are not durable are lost; of a crashed leader's appends in flight, drawn tails are lost. On a start, a
-   replica has its durable prefix.
+1. A *leader term* (a *reign* in names) is one term of one leader: an append-only list of slots. The list starts as a copy of the
+   leader's log at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots
+   of some leader term. So equal slots have equal predecessors by construction (log matching, 5.3).
+2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed at once, and take effect on the
+   next access (`settle`). One event occurs at the instant when a majority has acknowledged the slots. The event commits the
+   slots if a majority really has them and the barrier is among them (5.4.2).
+3. A candidate has not heard from a leader for an election timeout, reaches a majority, and has a log at least as good as the
+   log of each voter (5.4.1). The candidate is elected after a drawn delay, in a new term, and its voters reject older terms
+   from then on. A replica that hears from a leader votes only with a drawn probability, since the real library has no such
+   rule.
+4. A leader that reaches no majority still considers itself the leader for `LEASE_NS`, and appends to its own term meanwhile.
+5. A crash loses all slots that are not durable. If the leader crashes, drawn tails of its appends in flight are lost too. A
+   replica that starts has its durable prefix.
 
-Departures: there is no compaction, a cut link loses no appends in flight, and a vote needs no sync.
+Departures: there is no log compaction, a cut link loses no appends in flight, and a vote needs no sync.
 """
 
 from collections import deque
@@ -31,15 +32,15 @@ from snapline.messages.status import Standing
 MS = 1_000_000
 
 TICK_NS = 100 * MS
-"""Period of heartbeats: below the least election timeout, so that a healthy leader's heartbeats arrive in time."""
+"""Interval of heartbeats: below the smallest election timeout, so that a healthy leader's heartbeats arrive in time."""
 
 ELECTION_NS = 150 * MS
 ELECTION_STEP_NS = 10 * MS
 ELECTION_STEPS = 16
-"""Election timeouts are 150 to 300 ms: a fifth of the real ones, so that a run has more elections."""
+"""Number of different election timeouts, which are 150 to 300 ms: a fifth of the real ones, so that a run has more elections."""
 
 LEASE_NS = 1_000 * MS
-"""Time for which a leader without a majority believes that it leads: several elections, so that stale leaders are common."""
+"""Time for which a leader without a majority still considers itself the leader: several elections, so that stale leaders are common."""
 
 ALONE_NS = 100 * MS
 """Start time of a single replica, which needs no votes."""
@@ -51,13 +52,13 @@ SYNC_STEPS = 10
 
 SPLITS = 8
 DISRUPTIONS = 4
-"""One election in `SPLITS` fails with split votes; one candidate in `DISRUPTIONS` disturbs a healthy leader."""
+"""One election in `SPLITS` fails because of split votes; one candidate in `DISRUPTIONS` disturbs a healthy leader."""
 
 Key = tuple[str | int, ...]
 
 
 class Slot:
-    """One position in a log. `entry` None is a barrier; `result` is valid once the slot is committed."""
+    """One position in a log. A slot whose `entry` is None is a barrier. `result` is valid once the slot is committed."""
 
     __slots__ = ("entry", "index", "proposer", "result", "term")
 
@@ -70,11 +71,13 @@ class LeaderTerm:
     """One term of one leader.
 
     Attributes:
-        slots: log of the leader. barrier: position of this term's first slot.
-        match: replica → number of slots it has acknowledged. committed: number of slots that the leader knows to be committed.
-        commit_ns: time of the last pending commit; commits happen in order.
-        sends: number of sends of the log since its last slot was added.
-        is_deposed: the leader's heartbeats are suppressed until another leader is elected.
+        slots: log of the leader.
+        barrier: position of this term's first slot.
+        match: number of slots that each replica has acknowledged.
+        committed: number of slots that the leader knows to be committed.
+        commit_ns: time of the last pending commit; commits happen in the order of their slots.
+        sends: number of times that the log was sent since its last slot was added.
+        is_deposed: whether the leader's heartbeats are suppressed until another leader is elected.
     """
 
     def __init__(self, term: int, leader: str, slots: list[Slot]) -> None:
@@ -92,7 +95,7 @@ class LeaderTerm:
 
 
 class Append(msgspec.Struct, frozen=True):
-    """The first `length` slots of a leader term, durable at a replica from `durable_ns` on."""
+    """An append in flight: the first `length` slots of a leader term, which are durable at a replica from `durable_ns` on."""
 
     durable_ns: int
     leader_term: LeaderTerm
@@ -110,18 +113,24 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class SimReplica:
-    """One replica.
+    """One replica of the coordinator.
 
     Attributes:
         run: number that grows with every start and crash; callbacks of another run are dropped.
-        term: newest term in which it has voted or that it knows; older leaders are refused.
-        log, length: its durable log is `log[:length]`. appends: appends in flight to it, in order, all of one leader term.
-        leading: leader term that it believes it leads. heard_from: leader term whose leader it hears.
-        heard_ns: time when it last heard a leader, or voted. majority_ns: time when it last reached a majority as a leader.
-        reported_standing: its last reported standing.
-        attempt, timeout_ns, is_disrupting: draws for this attempt at an election.
-        state: its applied state. applied: number of applied slots. known: number of slots that it knows to be committed.
-        waiting: its waiting proposers. proposals: number of all its proposals.
+        term: newest term that the replica knows or has voted in; older leaders are rejected.
+        log, length: the durable log is `log[:length]`.
+        appends: appends in flight to the replica, in order, all of one leader term.
+        leading: leader term that the replica believes it leads.
+        heard_from: leader term whose leader the replica hears.
+        heard_ns: time when the replica last heard a leader, or voted.
+        majority_ns: time when the replica, as leader, last reached a majority.
+        reported_standing: standing (term, leader, whether the replica leads) that was reported last.
+        attempt, timeout_ns, is_disrupting: draws for the current attempt at an election.
+        state: the applied state.
+        applied: number of applied slots.
+        known: number of slots that the replica knows to be committed.
+        waiting: proposers that wait for an outcome.
+        proposals: number of all proposals of the replica.
     """
 
     def __init__(self, name: str) -> None:
@@ -145,11 +154,11 @@ class SimReplica:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Return the rank of its log: term of the last slot, then length (5.4.1)."""
+        """Return the rank of the replica's log: term of the last slot, then length (5.4.1)."""
         return (self.log[self.length - 1].term if self.length else 0), self.length
 
     def settle(self, now_ns: int) -> None:
-        """Add the appends that have arrived and are synced by now to the durable log."""
+        """Extend the durable log by the appends that have arrived and are synced by now."""
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
@@ -158,7 +167,7 @@ class SimReplica:
                 append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """Refuse older leaders from now on, including their appends in flight."""
+        """Reject older leaders from now on, including their appends in flight."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -166,10 +175,10 @@ class SimReplica:
 
 
 class LogModel(Protocol):
-    """Effect of leader terms on states and proposers: `SimulatedLog`."""
+    """Interface for the effects of leader terms on states and proposers; implemented by `SimulatedLog`."""
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Handle a commit: the leader now knows the first `length` slots of its term to be committed, more than before."""
+        """Handle a commit, after which the leader knows the first `length` slots of its term to be committed, more than before."""
 
     def on_standing_changed(self, replica: SimReplica) -> None:
         """Handle a change of `reported_standing`."""
@@ -178,15 +187,17 @@ class LogModel(Protocol):
         """Handle a replica's first contact with a new leader."""
 
     def on_beat(self, replica: SimReplica) -> None:
-        """Handle a tick of a replica that is up."""
+        """Handle a tick of the clock at a replica that is up."""
 
 
 class RaftModel:
-    """Elections, replication and commits.
+    """Model of elections, replication and commits.
 
     Attributes:
-        newest: leader term of the newest term, `term`. majority: size of a majority.
-        at, now, pick: scheduler, clock and choices.
+        newest: leader term with the highest term number.
+        term: that number.
+        majority: size of a majority.
+        at, now, pick: functions that schedule calls, return the time and draw choices.
     """
 
     def __init__(
@@ -222,7 +233,7 @@ class RaftModel:
             self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: SimReplica) -> None:
-        """Stop the replica; slots that are not durable are lost."""
+        """Stop the replica. Slots that are not durable are lost."""
         replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
@@ -248,7 +259,7 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """Lose a crashed leader's last appends in flight to each follower, by choice (0: none is lost)."""
+        """Discard a crashed leader's last appends in flight to each follower; choices decide how many (0: none is lost)."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -288,7 +299,7 @@ class RaftModel:
             self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
 
     def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
-        """Make a follower hear a leader. It takes the leader's term at once; its standing changes at the arrival."""
+        """Let a follower hear from a leader. The follower's term changes at once; its standing changes when the message arrives."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not leader_term:
@@ -303,7 +314,7 @@ class RaftModel:
             self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """Notify the leader that the replica knows a newer term."""
+        """Let the leader learn that the replica knows a newer term."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -329,7 +340,7 @@ class RaftModel:
                 self.tell(leader, Standing(leader_term.term, leader.name, is_leader=True))
 
     def _agreed(self, leader_term: LeaderTerm) -> int:
-        """Return the number of slots that a majority holds."""
+        """Return the number of slots that a majority of replicas holds."""
         if len(leader_term.match) < self.majority:
             return 0
         return sorted(leader_term.match.values(), reverse=True)[self.majority - 1]
@@ -350,7 +361,7 @@ class RaftModel:
         self._stand(replicas)
 
     def _beat(self, leader: SimReplica, leader_term: LeaderTerm) -> None:
-        """Send one round of heartbeats; step down after too long without a majority."""
+        """Send one round of heartbeats; the leader steps down if it has not reached a majority for too long."""
         now_ns, reached, is_lagging = self.now(), 1, leader_term.committed < len(leader_term.slots)
         for replica in self.replicas.values() if not leader_term.is_deposed else ():
             there_ns = self.delay(leader, replica) if replica is not leader else None
@@ -372,7 +383,7 @@ class RaftModel:
             self.replicate(leader_term)
 
     def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
-        """Inform a follower of the committed slots; return whether it lacks slots."""
+        """Inform a follower of the committed slots; return whether the follower lacks slots."""
         replica.settle(self.now())
         if replica.log is not leader_term.slots:
             return True
@@ -382,7 +393,7 @@ class RaftModel:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Start an election for the longest-waiting replica past its timeout that would win."""
+        """Start an election for the replica that has waited longest beyond its timeout, among those that would win."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -410,7 +421,7 @@ class RaftModel:
         self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
     def _timeout_of(self, replica: SimReplica) -> int:
-        """Return the election timeout, drawn once for each attempt."""
+        """Return the replica's election timeout, which is drawn once for each attempt."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
             key = (replica.name, self._attempt)
@@ -419,7 +430,7 @@ class RaftModel:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Return the replicas that would vote for the candidate now."""
+        """Return the replicas that would vote for the candidate at this moment."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -432,11 +443,11 @@ class RaftModel:
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
-        """Return whether the voter may vote for the candidate: the rule that keeps committed entries (5.4.1)."""
+        """Return whether the voter may vote for the candidate, by the rule that preserves committed entries (5.4.1)."""
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether the voter neither hears a leader nor is one that reaches a majority."""
+        """Return whether the voter neither hears from a leader nor is a leader that reaches a majority."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -468,19 +479,19 @@ class RaftModel:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """Make the replica step down, with no other leader known yet."""
+        """Make the replica step down; no other leader is known yet."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
-        """Report the replica's standing if it has changed."""
+        """Report the replica's standing if it has changed since the last report."""
         if standing != replica.reported_standing:
             replica.reported_standing = standing
             self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
-        """Return the delay between two replicas now; None if either is down or the target unreachable."""
+        """Return the current delay between two replicas, or None if either is down or the target is unreachable."""
         if not (source.is_up and target.is_up):
             return None
         return self._delay_ns(source.name, target.name)
