@@ -1,12 +1,12 @@
-"""The leader core: all decisions of the coordinator, and no state that must survive it.
+"""The leader core makes all decisions of the coordinator and holds no state that must survive a leader.
 
-Theory of operation. The replicated state (`fleet_state.py`) holds agreed facts; this core holds work in progress: streams,
-reports, timers, pending proposals. After every event it compares the two and proposes the next operations. Nothing volatile is
-needed for safety: a leader may die at any instruction, and the next one starts from the state alone, since
+Theory of operation. The replicated state (`fleet_state.py`) holds agreed facts; this core holds work in progress: streams, reports,
+timers, pending proposals. After every event it compares the two and proposes the next operations. Safety needs no volatile state: a
+leader may die at any instruction, and the next one starts from the state alone, since
 
 - hosts repeat on every new stream all messages without an answer (reports, applied plans, requests, refusals);
 - directives are idempotent, and repeated on every new stream;
-- an operation that was late, doubled or based on an older state is refused by the state machine.
+- the state machine refuses an operation that is late, repeated or based on an older state.
 
 The parts share a `LeaderState` and are wired together by `make_parts`. Each part is given the parts that it calls, and none knows its
 callers. After every event each part compares the state with its own work, in this order:
@@ -19,7 +19,7 @@ callers. After every event each part compares the state with its own work, in th
 
 On a new stream a host receives these messages, in this order:
 
-- ReadProbe, unless this leader has seen the host read one; Welcome; Roster;
+- ReadProbe, unless this leader has already seen the host read a probe; Welcome; Roster;
 - Plan, unless a new one is needed;
 - EndEpoch for epochs that ended under this plan, and again for the newest release; OutputsWatched if a consumer follows the outputs;
 - BeginEpoch for open epochs (in logged protocols the questions of a round);
@@ -30,7 +30,7 @@ Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
 The caller's duties:
 1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Carry out commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
+2. Execute commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
 3. Apply an operation to `state` before handing in its `ProposalEnded`.
 """
@@ -131,10 +131,10 @@ from snapline.messages.host_messages import (
 from snapline.messages.status import Concern
 
 TICK_NS = SECOND_NS // 10
-"""Interval of the timer: longest delay in noticing a time-out."""
+"""Interval of the timer, in nanoseconds: the longest delay in noticing a time-out."""
 
 LATE_NS = SECOND_NS // 5
-"""Timer lateness that shows that this process did not run: hosts are not suspected for their silence during that time."""
+"""Timer lateness, in nanoseconds, that shows that this process did not run. Hosts are not suspected for silence during that time."""
 
 
 FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
@@ -147,13 +147,13 @@ HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Status of the fleet that is not in the log, for `snapline status`. Nothing is decided from it.
+    """Part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
 
     Attributes:
         triggers_skipped: number of triggers skipped since this leader's start.
         stored_log_bytes: size of sender logs in the store, since the newest epoch.
         stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
-        concerns: what the fleet waits for or lacks, for example a process that does not answer another, and since when.
+        concerns: problems that the fleet waits for, for example a process that does not answer another process, with their start times.
         heartbeats: host → its last heartbeat, for hosts that have a stream.
         is_released: the outputs of all complete epochs are released.
     """
@@ -168,7 +168,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 
 
 class LeaderCore:
-    """Decides for the fleet, as long as this process leads.
+    """Makes all decisions for the fleet while this process leads.
 
     Attributes:
         state: the replicated state; read only.
@@ -184,7 +184,7 @@ class LeaderCore:
         self._concerns = Concerns(self.parts.shared, concern_sources(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event and return the commands, to be carried out in order; `now_ns` is monotonic."""
+        """Handle one event and return the commands, to be executed in order; `now_ns` is monotonic time."""
         parts, shared = self.parts, self.parts.shared
         late_ns = now_ns - self.wakeup_ns
         shared.now, shared.out = now_ns, []
@@ -218,7 +218,7 @@ class LeaderCore:
         parts = self.parts
         match event:
             case TimerFired():
-                pass  # every event evaluates the parts; this one exists for fleets that are idle
+                pass  # every event evaluates the parts; TimerFired does so for idle fleets
             case MessageReceived():
                 self._on_message_received(event.session, event.message)
             case ProposalEnded():
@@ -305,7 +305,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStatus:
-        """Return the part of the fleet's present status that the replicated state does not hold."""
+        """Return the part of the fleet's current status that the replicated state does not hold."""
         parts = self.parts
         return LeaderStatus(
             parts.triggers.skipped,
@@ -432,7 +432,7 @@ class LeaderCore:
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of one leader, for the core, which dispatches to them, and for tests."""
+    """All parts of one leader. The core dispatches events to them; tests inspect them."""
 
     shared: LeaderState
     # hosts

@@ -1,19 +1,20 @@
 """End of the fleet, by its stop condition or by a failure, and planned ends of hosts and of this coordinator.
 
-*Holds.* Before the fleet or a host ends or agents move, hosts take no client inputs, or begin no effects. Several parts request holds, each
-for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends all holds at the hosts, so those still
-requested are sent again. A host answers when it is calling no effect. An effect with its retries may take long: the leader stops waiting
-after QUIESCE_NS, and `status` names the hosts.
+*Holds.* Before the fleet or a host ends, or agents move, a hold stops hosts from taking client inputs or from beginning effects. Several
+parts request holds, each for its own reason. The union of the requested holds is sent whenever it changes, and to every new stream. A new
+plan ends all holds at the hosts, so those still requested are sent again. A host answers as soon as it is not calling an effect. An effect
+with its retries may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts.
 
-*Planned ends.* A host that must stop, or this coordinator, waits for a snapshot of the work done until then. First effects are held, so none is
-in doubt afterwards. Then an epoch of all agents begins, also where they checkpoint on their own. When the epoch is complete, the waiting
-hosts receive MayLeave. Later work is lost with its host, but none of its answers was sent as final, and it called no effect. In a fleet that
-does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its own wait.
+*Planned ends.* A host that must stop, or this coordinator, waits for a snapshot of all work done so far. First, effects are held, so that
+no effect is in doubt afterwards. Then an epoch of all agents begins, also where they checkpoint on their own. When the epoch is complete,
+the waiting hosts receive MayLeave. Later work is lost with its host, but none of its answers was sent as final, and it called no effect. In
+a fleet that does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its own
+wait.
 
-*Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one at a time. `stop_when` is user code and may hang. If a host has not
-answered for ANSWER_NS, the leader asks the next host about the epoch that is newest by then. A late answer still counts, since a slow
-predicate must be able to end the fleet too; until it comes, that host is not asked again. If no host is left to ask, the fleet continues, and
-`status` names the hosts that owe an answer. If too many processes died while evaluating `stop_when`, the fleet fails.
+*Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one at a time. `stop_when` is user code and may hang. If a host
+has not answered for ANSWER_NS, the leader asks the next host about the epoch that is newest by then. A late answer still counts, since a
+slow predicate must be able to end the fleet too; until it comes, that host is not asked again. If no host is left to ask, the fleet
+continues, and `status` names the hosts that owe an answer. If too many processes died while evaluating `stop_when`, the fleet fails.
 
 *The last epoch.* The evaluated epoch may be old when the answer comes: later answers were sent as final, outputs released, effects called.
 A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external effect get TURNS_NS to
@@ -56,7 +57,7 @@ LEAVE_HOLD, END_HOLD = "leave", "end"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A hold on inputs and effects, under a plan."""
+    """A hold on inputs, effects or both, under a plan."""
 
     plan: int
     inputs: bool = False
@@ -64,7 +65,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Quiescence:
-    """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
+    """Requested holds, and the hosts that have answered them. Volatile: a new leader's streams end all holds."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -75,7 +76,7 @@ class Quiescence:
         self._number = 0
         self._since_ns = 0
         self._quiet: dict[int, None] = {}
-        """Sessions that have answered the present hold."""
+        """Sessions of hosts that have answered the current hold."""
 
     def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
         """Hold inputs, effects or both until `drop`."""
@@ -100,12 +101,12 @@ class Quiescence:
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
     def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
-        """Note that a host calls no effect any more."""
+        """Record that a host no longer calls effects."""
         if message.number == self._number:
             self._quiet[session.id] = None
 
     def shift(self, late_ns: int) -> None:
-        """Extend the wait by `late_ns`, by which this process was late."""
+        """Extend the wait by `late_ns`, the time for which this process did not run."""
         self._since_ns = min(self._since_ns + late_ns, self._shared.now)
 
     def evaluate(self) -> None:
@@ -150,7 +151,7 @@ class Quiescence:
 
 
 class _LastEpoch(msgspec.Struct, frozen=True):
-    """Mark of the last epoch: epochs begun after `begun`, under this plan, hold all work done until effects were held."""
+    """Lower bound for the last epoch: an epoch begun after `begun` under this plan holds all work done until effects were held."""
 
     plan: int
     begun: int
@@ -174,26 +175,26 @@ class Departures:
         """True if this coordinator is to stop."""
         self._last: _LastEpoch | None = None
         self._present = 0
-        """An epoch that holds the fleet's present state, so no new one is needed; 0: none."""
+        """An epoch that holds the fleet's current state, so that no new epoch is needed; 0: none."""
         self.is_saved = False
-        """The last epoch that this coordinator waited for is complete, or there is nothing to wait for."""
+        """True if the last epoch that this coordinator waited for is complete, or no epoch is needed."""
 
     def on_wanted(self, session: HostSession, message: WantLeave) -> None:
-        """Take the request of a host that must stop."""
+        """Handle the request of a host that must stop."""
         self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
     def on_coordinator_stop_requested(self) -> None:
-        """Note that this coordinator is to stop."""
+        """Record that this coordinator must stop."""
         self._is_ending = True
 
     def on_present(self, epoch: int) -> None:
-        """Note that this epoch holds the fleet's whole present state, according to the mode."""
+        """Record the checkpoint mode's report that this epoch holds the fleet's whole current state."""
         self._present = epoch
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether an epoch of all agents is to begin now."""
+        """Return whether an epoch of all agents must begin now."""
         state, last = self._shared.state, self._last
         if last is None or last.plan != state.plan_number or self._shared.is_pending("begin"):
             return False
@@ -234,14 +235,15 @@ ANSWER_NS = 5 * SECOND_NS
 """Time for an answer before another host is asked: most predicates take milliseconds."""
 
 TURNS_NS = 5 * SECOND_NS
-"""Time for turns to end: a turn resumes within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
+"""Time, in nanoseconds, for turns to end. A turn resumes within milliseconds of its effect's end; a turn that waits for a message may never
+end, as inputs are held."""
 
 AGAIN_NS = SECOND_NS
 """Time between two early epochs that check whether effects have ended: effects may take long."""
 
 
 class StopQuery(msgspec.Struct):
-    """A question to one host."""
+    """A question to one host whether `stop_when` holds."""
 
     host: str
     epoch: int
@@ -249,7 +251,7 @@ class StopQuery(msgspec.Struct):
 
 
 class StopDecision(msgspec.Struct, frozen=True):
-    """Decision that the fleet ends, made by an answer about `epoch`."""
+    """Decision that the fleet ends, based on an answer about `epoch`."""
 
     plan: int
     epoch: int
@@ -259,7 +261,7 @@ class StopDecision(msgspec.Struct, frozen=True):
 
 
 class StopQuestion:
-    """Open questions and the decision. Volatile: a new leader asks again."""
+    """Open questions whether `stop_when` holds, and the decision. Volatile: a new leader asks again."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -272,7 +274,7 @@ class StopQuestion:
         self._open_effects: tuple[str, ...] = ()
         """Effects open in the newest epoch that was checked since the decision."""
         self._turns_ns = 0
-        """Time of the last answer that did not both hold and name open effects; TURNS_NS counts from it."""
+        """Time of the last answer other than one that holds and names open effects; TURNS_NS counts from this time."""
         self._again_ns = 0
         """Earliest time of the next early epoch for the end."""
         self._asked: dict[int, StopQuery] = {}
@@ -281,17 +283,17 @@ class StopQuestion:
         """Newest epoch with an answer."""
 
     def shift(self, late_ns: int) -> None:
-        """Move all questions by `late_ns`, by which this process was late."""
+        """Extend the deadlines of all questions by `late_ns`, the time for which this process did not run."""
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._shared.now)
 
     @property
     def epochs_read(self) -> tuple[int, ...]:
-        """Epochs that hosts are reading: they must not be forgotten."""
+        """Return the epochs that hosts are reading, which must not be forgotten."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
     def on_stop_evaluated(self, session: HostSession, message: StopEvaluated) -> None:
-        """Take a host's answer."""
+        """Handle a host's answer about `stop_when`."""
         asked = self._asked.get(session.id)
         if asked is None or asked.epoch != message.epoch:
             return
@@ -316,7 +318,7 @@ class StopQuestion:
             self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
-        """Decide the end by the first answer that holds, failed, or names open effects."""
+        """Decide the end of the fleet after the first answer that holds, failed, or names open effects."""
         shared, epoch = self._shared, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
@@ -328,7 +330,7 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether the fleet is to end but its newest epoch was checked and cannot be the last one."""
+        """Return whether the fleet must end but its newest epoch was checked and cannot be the last epoch."""
         state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._shared.now >= self._again_ns
@@ -336,9 +338,9 @@ class StopQuestion:
 
     @property
     def is_checking_candidate(self) -> bool:
-        """Return whether a candidate for the last epoch is being checked, or soon will be: then no other epoch begins.
+        """Return whether a candidate for the last epoch is being checked or will be soon. Meanwhile no other epoch begins.
 
-        An epoch that began now would be newer than the checked one; with frequent snapshots the check would never succeed.
+        An epoch that began now would be newer than the checked epoch, so with frequent snapshots the check would never succeed.
         """
         if self._decided is None:
             return False
@@ -375,7 +377,7 @@ class StopQuestion:
             self._quiescence.want(END_HOLD, inputs=True)
 
     def _ask(self, epoch: int) -> None:
-        """Ask the first living host that owes no answer."""
+        """Ask the first living host that does not owe an answer."""
         session = self._free_session()
         if session is not None:
             self._asked[session.id] = StopQuery(session.host, epoch, self._shared.now)
@@ -433,7 +435,7 @@ class Shutdown:
         self._is_over = False
 
     def on_end_ended(self, result: OperationResult) -> None:
-        """Drop the requested end if EndFleet was refused: its reason does not hold any more."""
+        """Drop the requested end if EndFleet was refused, because its reason no longer holds."""
         if result.is_refused:
             self._shared.ending = None
 
@@ -460,7 +462,7 @@ class Shutdown:
             shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
+        """Return whether the end must wait, because a fleet that stops first releases all outputs of its last epoch."""
         return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
 
     def _finish(self) -> Finish:

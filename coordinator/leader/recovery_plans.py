@@ -1,36 +1,36 @@
-"""Plans: when the fleet (re)starts, from which line, and on which hosts.
+"""Recovery plans: when the fleet starts or restarts, from which recovery line, and on which hosts.
 
-A plan is needed
+A recovery plan is needed
 
 - to start the fleet;
 - after the loss of a host with agents (`need` in the state);
 - after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
 - for a restore (`restores.py`) or a move of agents (`agent_moves.py`).
 
-Then, in this order:
+The leader then proceeds in this order:
 
-1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be
-   back or lost within two seconds. While no host is attached the graces do not run: after a power failure the first host that returns
-   must not get all agents. A host evicted because it blocked the fleet (`partitions.py`) is neither waited for nor used; a drained
-   host is not used.
+1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be back
+   or lost within two seconds. While no host is attached, the grace periods do not run: after a power failure the first host that returns
+   must not get all agents. A host evicted because it blocked the fleet (`partitions.py`) is neither awaited nor used; a drained host is not
+   used.
 2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read before the
-   plan is committed. A damaged epoch is condemned, and the previous one is tried. If none is left the fleet starts from its initial states;
-   a fork, which has none, ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than that epoch, they
-   are made into an epoch, which is the line; survivors continue from their live states. A restore names its epoch: no epoch is made, and no
-   agent keeps a live state. For a restore every byte of the epoch is read: its plan makes later epochs void, so damage found afterwards could
-   cost all of them.
-3. Propose CommitPlan with the line and all attached hosts. It is refused if the line has changed since.
-4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all have, the fleet runs. Hosts that make
-   no progress in time are evicted; if no host makes progress, the plan is made again.
+   plan is committed. A damaged epoch is condemned, and the previous one is tried. If no epoch is left, the fleet starts from its initial
+   states; a fork has no initial states and ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than
+   that epoch, they are stored as an epoch, which becomes the line; survivors continue from their live states. A restore names its epoch: no
+   epoch is made, and no agent keeps a live state. For a restore every byte of the epoch is read: its plan makes later epochs void, so
+   damage found afterwards could cost all of them.
+3. Propose CommitPlan with the line and all attached hosts. The proposal is refused if the line has changed in the meantime.
+4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all hosts have applied it, the fleet runs.
+   Hosts that make no progress in time are evicted; if no host makes progress, the plan is made again.
 
 After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
 Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
 without a complete epoch in between, a store that stays unreadable.
 
-*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without
-progress for ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent time does
-not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time limit doubles
-for the next plan, until one is applied: a fleet with one slow loading step must finish too.
+*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host
+without progress for ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent
+time does not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time
+limit doubles for the next plan, until one is applied: a fleet with one slow loading step must finish too.
 """
 
 import msgspec
@@ -60,31 +60,31 @@ from snapline.messages.status import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_LOG_TRIES = 30
-"""Number of tries between two log lines about an unreadable (unreachable, not damaged) store; reads are retried without limit."""
+"""Number of reads between two log lines about an unreachable (not damaged) store. Reads are retried without limit."""
 
 
 class LineUnread(msgspec.Struct, frozen=True):
-    """Nothing is known; a read may start at `not_before_ns`."""
+    """The recovery line has not been read; a read may start at `not_before_ns`."""
 
     not_before_ns: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The epoch is being read; `is_whole`: every byte."""
+    """The epoch is being read; `is_whole`: every byte of it is read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read; `is_whole`: every byte."""
+    """The epoch was read without damage; `is_whole`: every byte of it was read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class LineCheck:
-    """Check of one line at a time. Volatile."""
+    """Check whether a recovery line is readable, one line at a time. Volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -107,7 +107,7 @@ class LineCheck:
         return False
 
     def on_checked(self, event: LineChecked) -> None:
-        """Take the result of the read."""
+        """Handle the result of a read."""
         stage = self._stage
         if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
@@ -138,10 +138,10 @@ class LineCheck:
 
 
 ANSWER_NS = 5 * SECOND_NS
-"""Time without progress after which a host counts as failed; loading may pause for a moment because of one large state."""
+"""Time without progress, in nanoseconds, after which a host counts as failed. Loading one large state may cause a short pause."""
 
 DOUBLINGS_MAX = 5
-"""Largest number of doublings: the longest wait is 160 s."""
+"""Largest number of doublings of ANSWER_NS, so that the longest wait is 160 s."""
 
 SHOWN_NS = SECOND_NS
 
@@ -150,22 +150,22 @@ LoadingProgress = tuple[int, int, int]
 
 
 class PlanAnswers:
-    """Hosts that have not answered the present plan. Volatile."""
+    """Hosts that have not answered the current plan, and how long they may take. Volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._waits: dict[str, tuple[LoadingProgress, int]] = {}
-        """Host that has not answered → (its place, time since when)."""
+        """Host that has not answered → (its loading progress, time of that progress)."""
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
-        """Move all waits by `late_ns`, by which this process was late."""
+        """Extend all waits by `late_ns`, the time for which this process did not run."""
         now = self._shared.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
-        """Reset waits and doublings: all hosts have answered."""
+        """Reset waits and doublings after all hosts have answered."""
         self._waits, self._doublings = {}, 0
 
     def stop_waiting(self) -> None:
@@ -173,7 +173,7 @@ class PlanAnswers:
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Return the overdue hosts → what they have not done."""
+        """Return each overdue host with a description of what it has not done."""
         late = {}
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -191,7 +191,7 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """Give the next plan twice the time: this one is replaced, or hosts were evicted."""
+        """Double the time limit of the next plan, because this plan is replaced or hosts were evicted."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
@@ -224,8 +224,8 @@ REFUSALS_MAX = 3
 """Number of consecutive refusals, for reasons other than damage, after which the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Largest number of plans because of one agent without an epoch in between: a deterministic bug would recur forever. The limit is high
-because a message may crash many agents, each until its retries are over."""
+"""Largest number of plans caused by one agent without a complete epoch in between: a deterministic bug would recur forever. The limit is
+high because one message may crash many agents, each until its retries are used up."""
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
@@ -236,7 +236,7 @@ class ReplacedPlan(msgspec.Struct, frozen=True):
 
 
 class Plans:
-    """Maker of plans. Volatile, except for the plans in the state."""
+    """Makes recovery plans. Volatile, except for the plans in the replicated state."""
 
     def __init__(
         self,
@@ -273,18 +273,18 @@ class Plans:
         self._refusals = 0
         self._begin_anew_refused_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
-        """(newest epoch not made for a recovery, agent → number of plans since then because it failed)."""
+        """(newest epoch not made for a recovery, agent → number of plans since then that the agent's failures caused)."""
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_applied(self, session: HostSession, message: PlanApplied) -> None:
-        """Note that a host has applied a plan."""
+        """Record that a host has applied a plan."""
         if message.host_start == session.start:
             self._applied[session.host] = (message.plan, message.host_start)
             self._to_confirm[session.host] = None
 
     def on_refused(self, session: HostSession, message: PlanRefused) -> None:
-        """Take a host's refusal of the current plan."""
+        """Handle a host's refusal of the current plan."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
             return
@@ -302,7 +302,7 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
-        """Take the failure of an agent: the fleet goes back to the line."""
+        """Handle the failure of an agent: the fleet returns to the recovery line."""
         plan, record = self._shared.state.plan, self._shared.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
@@ -327,7 +327,7 @@ class Plans:
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan: the next plan's line is read again."""
+        """Reset after CommitPlan, so that the next plan's line is read again."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
@@ -340,7 +340,7 @@ class Plans:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, are_hosts_changed: bool) -> None:
-        """Start, restart and confirm. Without news of hosts, lost and late hosts are not checked."""
+        """Start or restart the fleet and confirm plans. Lost and late hosts are checked only if `are_hosts_changed`."""
         state = self._shared.state
         self._triggers.on_plan_demand_changed(is_wanted=state.plan is not None and bool(self._reason()))
         if are_hosts_changed:
@@ -423,7 +423,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_begin_anew_refused(self, line: int) -> bool:
-        """Return whether the fleet would restart from its initial states although it had snapshots: that needs an operator's consent."""
+        """Return whether the fleet would restart from its initial states although it had snapshots, which needs an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._begin_anew_refused_ns is None:
             self._begin_anew_refused_ns = self._shared.now
@@ -461,7 +461,7 @@ class Plans:
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> LossReport:
-        """Return the plan's losses. A restore rolls all agents back, since none was frozen."""
+        """Return the work that the plan undoes. A restore rolls all agents back, since none was frozen."""
         if self._restores.wanted is not None:
             return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -503,9 +503,9 @@ class Plans:
             self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
-        """Return the current plan for a new stream; None while a new plan is needed.
+        """Return the current plan for a new stream, or None while a new plan is needed.
 
-        Otherwise a restarted host would start agents under a plan that its earlier run has confirmed.
+        If the current plan were sent then, a restarted host would start agents under a plan that its earlier run has confirmed.
         """
         state = self._shared.state
         plan = state.plan

@@ -1,34 +1,35 @@
-"""Backups of the coordinator's state, new replicas made from them, and the first log of a fork's coordinator.
+"""Backups of the coordinator's state, new replicas restored from backups, and the first log of a fork's coordinator.
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
-A surviving majority needs no backup. A backup is for the loss of all replicas' disks. Decisions made after the backup are then unknown,
-but the store and the hosts have seen them. This has two consequences.
+A surviving majority needs no backup. A backup is for the loss of all replicas' disks. Decisions made after the backup are then unknown, but
+the store and the hosts reflect them. This has two consequences.
 
 *No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The step
-covers numbers that neither has seen: a million consecutive plans or epochs that left nothing in the store, or (ordinals) four thousand
-created agents.
+covers numbers that appear in neither of them: a million consecutive plans or epochs that left nothing in the store, or (ordinals) four
+thousand created agents.
 
-*The store is newer than the backup.* Refs are written only after an epoch is complete in the log. So the newest epochs that the backup does
-not know are *adopted*, with their agents. Otherwise the fleet would return to an epoch of the backup's time, which retention may have
+*The store is newer than the backup.* Refs are written only after an epoch is complete in the log. So the newest epochs that are missing in
+the backup are *adopted*, with their agents. Otherwise the fleet would return to an epoch of the backup's time, which retention may have
 deleted. An agent's membership is an interval of epochs. If the manifests contradict this (an agent was created, undone and created again,
 with a damaged epoch in between), adoption begins after the contradiction. In autonomous protocols an agent that the backup does not know
-cannot be adopted, because no manifest holds its index in the checkpoints' vectors. Epochs that are gone from the store are dropped, damaged
-ones condemned.
+cannot be adopted, because no manifest holds its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped;
+damaged epochs are condemned.
 
-The result is a fleet that needs a plan: its open epochs are aborted, and the first leader recovers it from its line.
+The result is a fleet that needs a recovery plan: its open epochs are aborted, and the first leader recovers the fleet from its recovery
+line.
 
 *Replicas are equal.* The new state follows from backup and store alone, so replicas restored one by one are equal. If the store changed in
-between (a replica was started too early), they differ, but Raft compares entries by index and term only. So the dump's term holds a digest of
-the state: replicas that differ contradict each other, and end (H3).
+between (a replica was started too early), they differ, but Raft compares entries by index and term only. So the dump's term holds a digest
+of the state: replicas that differ contradict each other, and end (H3).
 
 The dump is written before the journal: a replica that finds a dump and no journal refuses to start.
 
 Not restored: ids of agents that were created and left after the backup, which may be reused; and hosts that joined after the backup and are
 in no manifest and no name of a host log, which begin with start 1.
 
-*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator has run on it. Its first
-plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
+*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator
+has run on it. Its first plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
 
 So a replica that never had a log (the store has no mark of it) makes one before it takes part. Its state follows from record and
 manifest alone, as after a restore from a backup, so all replicas make the same log at any time. The fleet is not defined in
@@ -82,10 +83,11 @@ from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000
-"""Distance of new plans, epochs and host starts above all numbers seen: more than are used between two backups, and still readable."""
+"""Distance of new plan, epoch and host start numbers above all numbers seen. More numbers are never used between two backups."""
 
 ORDINALS_STEP = 4096
-"""Distance of new ordinals. It is small because vectors are as long as the largest ordinal, at most 65,536."""
+"""Distance of new ordinals above all ordinals seen. The distance is small because vectors are as long as the largest ordinal, at most
+65,536."""
 
 TERM = 1_000_000
 """Lower bound of the new term, so that no old replica that still runs wins an election."""
@@ -113,8 +115,8 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """Result of restoring a backup.
 
     Attributes:
-        state: the new image, with every number above those seen.
-        adopted: epochs that the backup did not know.
+        state: the new image, whose numbers are all above those seen.
+        adopted: epochs that were missing in the backup.
         skipped: unusable epoch of the store → reason.
     """
 
@@ -131,23 +133,23 @@ class _Epoch(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The epoch."""
+        """Return the epoch's number."""
         return self.manifest.metadata.epoch
 
 
 class _ContradictionError(Exception):
-    """The agents of two epochs have no common history of creations and removals."""
+    """The agents of two epochs cannot result from one history of creations and removals."""
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
 def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
-    """Write a new file, durable when this returns.
+    """Write a new backup file, which is durable on return.
 
     Raises:
         LogError: this release cannot read the image.
-        OSError: the disk refused.
+        OSError: the disk could not be written.
     """
     FleetState.restore(image)
     made = Backup(cluster=cluster, image=image)
@@ -156,7 +158,7 @@ def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
 
 
 def read_backup(path: Path) -> Backup:
-    """Read a file of `write_backup`.
+    """Read a backup file that `write_backup` wrote.
 
     Raises:
         DamagedDataError: the file is no backup, or is damaged.
@@ -200,7 +202,7 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
     Raises:
         UsageError: `data_dir` is in use, the backup belongs to another store, or there is no usable epoch.
         DamagedDataError, LogError: the backup cannot be read.
-        ExternalFailureError: the disk refused; remove `data_dir` and try again.
+        ExternalFailureError: the disk could not be written; remove `data_dir` and try again.
     """
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UsageError(f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder")
@@ -229,12 +231,12 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
 
 
 def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
-    """Write a dump of `state` and its journal into an empty folder; durable when this returns.
+    """Write a dump of `state` and its journal into an empty folder; both are durable on return.
 
     The log is marked in the store as the replica's newest, so an older log is rejected.
 
     Raises:
-        ExternalFailureError, OSError: the disk refused. The folder is useless then.
+        ExternalFailureError, OSError: the disk could not be written. Afterwards the folder is useless.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -270,7 +272,7 @@ def _digest_of(state: bytes) -> bytes:
 
 
 def restored_state(image: bytes, store: Store) -> Restored:
-    """Return the state with which new replicas begin; it depends on image and store alone.
+    """Return the state with which new replicas begin. The state depends only on the image and the store.
 
     Raises:
         UsageError: the fleet had not begun, or the store has no epoch that the fleet could return to.
@@ -281,7 +283,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     if state.plan is None:
         raise UsageError("the fleet had not begun when this backup was taken: start a new fleet with an empty --store")
     _abort_open_epochs(state.image)
-    state.image.tokens = {}  # tokens revoked since the backup would be valid again
+    state.image.tokens = {}  # drop all tokens: tokens revoked since the backup would be valid again
     newer, skipped = _read_newer(state.image, store)
     _check_known(state, store)
     state, adopted = _with_newer(state, newer, skipped)
@@ -305,7 +307,7 @@ def _abort_open_epochs(image: FleetImage) -> None:
 
 
 def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
-    """Return the epochs that the backup does not know, ascending, and the reasons why others are skipped."""
+    """Return the usable epochs that are missing in the backup, ascending, and the reasons why other epochs are skipped."""
     newer: list[_Epoch] = []
     skipped: dict[int, str] = {}
     newest_known = max(image.epochs, default=0)
@@ -334,7 +336,7 @@ def _check_known(state: FleetState, store: Store) -> None:
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED
-                path = manifest_path(record.root)  # without the error's text: every replica must write the same
+                path = manifest_path(record.root)  # without the error's text: replicas must be equal
                 image.condemned.append(CondemnedRecord(epoch, state.plan_number, path, "it was damaged at the restore"))
             else:
                 del image.epochs[epoch]
@@ -342,7 +344,7 @@ def _check_known(state: FleetState, store: Store) -> None:
 
 
 def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
-    """Return the manifest after checking that its packs exist. DamagedDataError: they are damaged or missing."""
+    """Return the manifest after checking that its packs exist. Raises DamagedDataError if packs are damaged or missing."""
     manifest = store.read_manifest(root, epoch=epoch)
     for pack in manifest.packs:
         store.read_pack_index(pack)
@@ -352,7 +354,7 @@ def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
 def _with_newer(
     state: FleetState, found: Sequence[_Epoch], skipped: dict[int, str]
 ) -> tuple[FleetState, tuple[int, ...]]:
-    """Return `state` with as many of the newest epochs as form one history, and their numbers."""
+    """Return `state` with the newest epochs that form one history added, and the numbers of these epochs."""
     image = state.freeze()
     for first in range(len(found) + 1):
         tried = FleetState.restore(image)
@@ -367,7 +369,7 @@ def _with_newer(
 
 
 def _adopt(state: FleetState, epoch: _Epoch) -> None:
-    """Add an epoch newer than all that the state knows, with the creations and removals of agents before it."""
+    """Add an epoch newer than all epochs in the state, with the creations and removals of agents before it."""
     image, about, plan = state.image, epoch.manifest.metadata, state.plan
     assert plan is not None, "a fleet that has begun"
     before = state.newest_complete()
@@ -375,7 +377,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
     for agent, record in image.agents.items():
         line = lines.get(agent)
         if line is not None and line.is_unborn:
-            record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while it was open
+            record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while the epoch was open
         elif line is not None:
             _record_membership(agent, record, epoch.number, before)
         elif record.left_epoch is None and record.born_epoch < epoch.number:
@@ -407,17 +409,17 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
 
 
 def _record_membership(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
-    """Record that `agent` is a member of `epoch`, the next complete one after `before`."""
+    """Record that `agent` is a member of `epoch`, the next complete epoch after `before`."""
     if record.born_epoch >= epoch:
         raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
     if record.left_epoch is not None and record.left_epoch < epoch:
         if record.left_epoch < before:
             raise _ContradictionError(f"agent {agent} is not in epoch {before}, and again in epoch {epoch}")
-        record.left_epoch = record.left_plan = None  # a recovery undid its removal
+        record.left_epoch = record.left_plan = None  # a recovery undid the agent's removal
 
 
 class _LargestNumbers:
-    """Largest numbers in the backup and the store.
+    """Largest numbers found in the backup and the store.
 
     Attributes:
         epoch, plan: largest epoch and plan.
@@ -446,13 +448,13 @@ class _LargestNumbers:
 
 
 def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
-    """Raise all numbers far above those seen. The plans of the history move with the current one, so their numbers have no gaps."""
+    """Raise all numbers far above those seen. Plans in the history move with the current plan, so that their numbers have no gaps."""
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
     offset = seen.plan + NUMBERS_STEP - plan.number
     image.plans = [
         x for x in image.plans if x.number > state.start_plan or x is plan
-    ]  # the fleet's start is no recovery
+    ]  # the fleet's start is not a recovery
     for record in image.plans:
         record.number += offset
     for condemned in image.condemned:
@@ -485,7 +487,7 @@ FORK_SCRATCH_FOLDER = "founding"
 
 
 class _NullLogMarks:
-    """Log marks that do nothing: the replica marks its log itself once it is in place."""
+    """Log marks that do nothing, because the replica marks its log once the log is in place."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         return {}
@@ -495,7 +497,7 @@ class _NullLogMarks:
 
 
 def create_fork_log(folder: Path, store: Store, *, node: str) -> bool:
-    """Make the log of replica `node` in its folder if the store is a fork's and the replica never had a log; return whether it was made.
+    """Create the log of replica `node` if the store belongs to a fork and the replica never had a log; return whether it was created.
 
     Raises:
         DamagedDataError: the record or the manifest is damaged.
@@ -531,7 +533,7 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
 
 
 def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
-    """Return the initial state of a fork's coordinator: forming, one complete epoch, and its agents.
+    """Return the initial state of a fork's coordinator: the fleet is forming and has one complete epoch with its agents.
 
     Raises:
         DamagedDataError: record and manifest contradict each other.

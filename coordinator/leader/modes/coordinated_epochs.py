@@ -1,9 +1,9 @@
-"""Epochs that the hosts make (chandy-lamport): all receive BeginEpoch, each reports its part, and a manifest combines the parts.
+"""Coordinated epochs (chandy-lamport): all hosts receive BeginEpoch, each host reports its part, and a manifest combines the parts.
 
-Several epochs may be open at once. A plan starts from the newest complete one; no agent keeps a live state.
+Several epochs may be open at once. A recovery plan starts from the newest complete epoch; no agent keeps a live state.
 
 *Check of the reports.* All members must be present and all channels covered: rule 6 of `docs/protocols.md`, 2.2, on the columns of several
-hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that it is durable and whole (G4).
+hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and complete (G4).
 
 Reports may be relative to an earlier epoch: they leave out channels that have not changed since. All channels of that epoch must be
 between its members, and the members must be the same now. Both ends of each channel reported the same number there. So channels that
@@ -37,7 +37,7 @@ from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 
 
 class Coordinated:
-    """Mode of fleets whose hosts make epochs."""
+    """Checkpoint mode of fleets with coordinated epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, open_epochs: OpenEpochs) -> None:
         self._shared = shared
@@ -46,12 +46,12 @@ class Coordinated:
         self._reported_channels: ReportedChannels | None = None
 
     def evaluate(self) -> None:
-        """Do nothing between epochs."""
+        """Do nothing, since this mode has no work between epochs."""
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | None:
-        """Propose one epoch at a time, unless EPOCHS_OPEN_MAX are open."""
+        """Propose one epoch at a time, unless EPOCHS_OPEN_MAX epochs are open."""
         shared, state = self._shared, self._shared.state
         if not demand.is_due and not demand.is_asked:
             return None
@@ -89,7 +89,7 @@ class Coordinated:
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Judge the epoch once every host has reported, including repeated reports."""
+        """Check the epoch once every host has reported. Repeated reports count, too."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._check_reports(entry, stage)
@@ -113,19 +113,22 @@ class Coordinated:
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
-        """Request full reports from the hosts that have left channels out."""
+        """Request full reports from the hosts whose reports omitted unchanged channels."""
         stage.reported = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
         self._shared.send(self._host_sessions.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
-        """Return the epochs whose chunks a new one may reuse."""
+        """Return the epochs whose chunks a new epoch may reuse."""
         state = self._shared.state
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned: otherwise every later epoch would fail too."""
+        """Decide the epoch once its manifest is durable, or fail it.
+
+        A damaged base is condemned, because otherwise every later epoch would fail too.
+        """
         if event.damaged_base:
             self._shared.condemn(event.damaged_base, event.damaged_path, event.error)
         entry = self._open_epochs.get(event.epoch)
@@ -142,23 +145,23 @@ class Coordinated:
         self._open_epochs.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """Do nothing: the mode keeps no state of an epoch."""
+        """Do nothing, since this mode keeps no state about an epoch."""
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return True: the line is the newest complete epoch."""
+        """Return True, because the recovery line is always the newest complete epoch."""
         return True
 
     def on_plan_ended(self) -> None:
         """Do nothing: no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses: all living agents go back."""
+        """Return the work that a plan undoes: all living agents return to the line."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
-        """Return the removal: the agent leaves at once, but open epochs still have it."""
+        """Return the operation that removes the agent at once; open epochs still include it."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
 
 
@@ -171,12 +174,12 @@ SHOWN_MAX = 5
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Result of the check.
+    """Result of checking an epoch.
 
     Attributes:
         manifest: the manifest to store; None: there is none.
-        problem: why the epoch must be aborted.
-        is_alarm: the protocol was violated, which no crash or timeout explains.
+        problem: why the epoch must be aborted, if it must.
+        is_alarm: the protocol was violated in a way that no crash or timeout explains.
         is_open: full reports are needed instead of relative ones.
         reported: channels that later reports may be relative to.
     """
@@ -210,7 +213,7 @@ def judge(
             return Verdict(problem=problem, is_alarm=True)
     absent = [agent for agent in members if agent not in lines]
     if absent:
-        # No crash explains this: a host sends no markers until the creation of its agents is committed.
+        # A crash cannot cause this: a host sends no markers until the creation of its agents is committed.
         return Verdict(problem=f"no report on {_summarise_names(absent)}", is_alarm=True)
     reported = (
         _find_reported_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
@@ -256,7 +259,7 @@ def _covered_channels(
 ) -> Channels | None:
     """Return `known` with its changes if each channel is covered exactly and both its ends have reported; None: the full check is needed.
 
-    This is the usual case, ten times a second with some thousand channels. So the loops run in C: they fill and compare two
+    This is the usual case, up to ten times a second with some thousand channels. So the loops run in C: they fill and compare two
     dictionaries of (sender, receiver) → number.
     """
     sent: dict[tuple[str, str], int] = {}
@@ -288,7 +291,7 @@ def _check_coverage(
     lines: Mapping[str, ManifestAgent],
     columns: Mapping[str, AgentReport],
 ) -> Verdict | None:
-    """Return a verdict on uncovered channels; None if all channels are covered."""
+    """Return a verdict if channels are uncovered, or None if all channels are covered."""
     names = {name: None for report in reports.values() for name in report.names}
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]

@@ -1,27 +1,29 @@
-"""Advice on the protocol and the interval that suit a running fleet, from its own figures.
+"""Advice on the best protocol and checkpoint interval for a running fleet, computed from the fleet's own measurements.
 
 Theory of operation
 -------------------
 The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R of recoveries, and
-failures. C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. From these values
-follow
+failures. C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. These values
+determine
 
 - the mean time M between failures, with confidence limits, or a lower limit if no failure was seen;
-- the interval: Daly's for C and M (`policy.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be lost,
-  interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
+- the interval: Daly's for C and M (`policy.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be
+  lost, interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
 - the cost of an hour: overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
   until the round is decided, so C is D there.
 
-*Other protocols* are not running, so their costs are bounds. If agents checkpoint on their own, a failure rolls back a share s of them, each by
-half its own interval: the optimum is Daly's for C and M/s. For `bcs` the measured patterns of docs/protocols.md give the range of s. The cost of
-sender logs is unknown before they are written, so there is no upper bound. Such a protocol is advised only on visible evidence:
+*Other protocols* are not running, so their costs can only be bounded. If agents checkpoint on their own, a failure rolls back a share s of
+them, each by half its own interval: the optimum is Daly's for C and M/s. For `bcs` the measured patterns of docs/protocols.md give the
+range of s. The cost of sender logs is unknown before they are written, so there is no upper bound. Such a protocol is advised only on
+visible evidence:
 
-- epochs take as long as their interval, or are aborted: the longest turn of any agent delays all agents, but under `bcs` only its own agent;
+- epochs take as long as their interval, or are aborted: the longest turn of any agent delays all agents, but under `bcs` only its own
+  agent;
 - under `uncoordinated` the recovery line stays behind by intervals: the domino effect;
 - under a communication-induced protocol more checkpoints are forced for each basic one than `bcs` forced in any pattern.
 
-Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper. The advice then states the largest
-possible saving and how to measure it: `snapline sim compare` runs the same agents under both.
+Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper. The advice then states the
+largest possible saving and how to measure it: `snapline sim compare` runs the same agents under both protocols.
 
 Cost of an hour
 ---------------
@@ -53,22 +55,22 @@ SIMPLEST_FIRST = PROTOCOLS
 """Protocols from simple to complex. Coordinated ones come first, since they recover from one known epoch; the rest follows docs/protocols.md."""
 
 TAIL = 0.025
-"""Probability on each side of the limits."""
+"""Probability of each tail outside the confidence limits."""
 
 NONE_SEEN = -math.log(2 * TAIL)
-"""Expected number of failures in a time that has at least one with 95 % probability."""
+"""Expected number of failures in a period that has at least one failure with 95 % probability."""
 
 STEPS = 80
-"""Number of bisection steps until a limit is exact to the last bit."""
+"""Number of bisection steps after which a confidence limit is exact to the last bit."""
 
 
 def hourly_cost_s(overhead: float, *, loss_s: float, mtbf_s: float) -> float:
-    """Seconds of an hour that checkpoints and failures take."""
+    """Return the seconds of an hour that checkpoints and failures take."""
     return HOUR_S * (overhead + loss_s / mtbf_s)
 
 
 def simplest(protocols: Iterable[str]) -> str:
-    """Return the simplest of some that cannot be distinguished."""
+    """Return the simplest of protocols whose costs cannot be distinguished."""
     return min(protocols, key=SIMPLEST_FIRST.index)
 
 
@@ -76,9 +78,9 @@ class Mtbf(msgspec.Struct, frozen=True):
     """The mean time between failures of a fleet, in seconds.
 
     Attributes:
-        mean_s: None: nothing has failed yet.
+        mean_s: the mean; None: no failure has happened yet.
         low_s, high_s: limits with 95 % confidence; infinite if unknown.
-        failures, observed_s: observations behind the mean; both 0: the mean was declared.
+        failures, observed_s: number of failures and observed time from which the mean was computed; both 0: the mean was declared.
     """
 
     mean_s: float | None
@@ -103,7 +105,7 @@ def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
     """Return the mean time between failures, estimated from observed failures.
 
     Raises:
-        UsageError: a negative number, or failures in no time.
+        UsageError: a number is negative, or there are failures in an observed time of 0.
     """
     if failures < 0 or not (math.isfinite(observed_s) and observed_s >= 0) or (failures and not observed_s):
         raise UsageError(f"{failures} failures in {observed_s} s is not possible")
@@ -129,7 +131,7 @@ def _mean_where(count: int, chance: float) -> float:
 
 
 def _at_most(count: int, mean: float) -> float:
-    """Return the probability of at most `count` events. Uses logarithms: the terms may be too large or too small for floats."""
+    """Return the probability of at most `count` events. Computed with logarithms because the terms may overflow or underflow floats."""
     if mean == 0:
         return 1.0
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
@@ -148,7 +150,8 @@ MTBF_EXAMPLES_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
 """Mean times between failures for which the advice gives intervals if the real one is unknown."""
 
 LINE_LAG_MAX = 3
-"""Number of intervals that the recovery line may be behind before it counts as a domino: one in progress, one being stored, one by chance."""
+"""Number of intervals that the recovery line may lag before this counts as a domino effect: one in progress, one being stored, one by
+chance."""
 
 ABORTED_SHARE = 0.1
 """Share of aborted epochs above which aborts are not accidental."""
@@ -185,12 +188,12 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recovery_s(self) -> float:
-        """Mean duration of a recovery; 0 if there was none."""
+        """Return the mean duration of a recovery, in seconds; 0 if there was none."""
         return math.fsum(self.recoveries_s) / len(self.recoveries_s) if self.recoveries_s else 0.0
 
     @property
     def forced_ratio(self) -> float | None:
-        """Forced checkpoints for each other one."""
+        """Return the number of forced checkpoints for each other checkpoint."""
         basic = self.checkpoints - self.forced
         return self.forced / basic if basic > 0 else None
 
@@ -199,7 +202,7 @@ class BestInterval(msgspec.Struct, frozen=True):
     """Best interval for a mean time between failures, in seconds.
 
     Attributes:
-        interval_s: from one checkpoint of an agent to its next one.
+        interval_s: time from one checkpoint of an agent to the next.
         every_s: the trigger's value for this interval; longer than the interval if messages force additional checkpoints.
         formula_s: Daly's interval. bound: reason for another interval: "", "duration", "least" or "rpo".
         cost_s: cost of an hour.
@@ -214,7 +217,7 @@ class BestInterval(msgspec.Struct, frozen=True):
 
 
 class ProtocolCost(msgspec.Struct, frozen=True):
-    """Cost of an hour at a protocol's best interval: between two bounds; `high_s` None: unknown. `how`: source of the figures."""
+    """Lower and upper bound of a protocol's cost of an hour at its best interval; `high_s` None: unknown. `how`: source of the figures."""
 
     protocol: str
     low_s: float
@@ -227,7 +230,7 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 
     Attributes:
         protocol: the advised protocol; the fleet's own unless the evidence is against it.
-        is_other_protocol, is_other_interval: a change is worth it.
+        is_other_protocol, is_other_interval: whether a change of the protocol, or of the interval, is worthwhile.
         interval: best interval for the likeliest mean time between failures; None: this time or the price is unknown.
         cost_now_s: cost of an hour with the current settings; None: unknown.
         interval_low_s, interval_high_s: best intervals for the limits of the mean time between failures.
@@ -251,7 +254,7 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 
 
 def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
-    """Return what suits the fleet with these figures."""
+    """Return the advice for a fleet with these figures."""
     known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *MTBF_EXAMPLES_S} - {0.0})
     intervals = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
     best = intervals[0] if intervals and mtbf.mean_s is not None else None
@@ -294,7 +297,7 @@ def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
 
 
 def breaks_rpo(figures: RunningFigures) -> bool:
-    """Return whether the interval as it is lets more be lost than the definition allows."""
+    """Return whether a failure at the current interval can lose more work than the fleet's definition allows (RPO)."""
     if figures.rpo_s is None or figures.interval_s is None:
         return False
     return figures.interval_s + (figures.duration_s or 0.0) > figures.rpo_s
@@ -311,7 +314,7 @@ def _price_s(figures: RunningFigures) -> float:
 
 
 def _share(figures: RunningFigures) -> float:
-    """Return the share of the agents that a failure takes back."""
+    """Return the share of the agents that one failure rolls back."""
     return figures.moved if is_autonomous(figures.protocol) and figures.moved else 1.0
 
 
@@ -331,7 +334,7 @@ def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
-    """Return the cost of the fleet's own protocol, and bounds for the usual others, the fleet's first."""
+    """Return the cost of the fleet's own protocol, followed by bounds for the usual alternatives."""
     own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
     other_costs = [
         _other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol
@@ -362,7 +365,7 @@ def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> s
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
-    """Return the evidence against the fleet's own protocol whatever its costs."""
+    """Return evidence against the fleet's own protocol that does not depend on costs."""
     if not is_autonomous(figures.protocol):
         return _delayed_by_turns(figures)
     ratio = figures.forced_ratio
@@ -504,7 +507,7 @@ def _cost(time_s: float) -> str:
 
 
 def time_text(time_s: float) -> str:
-    """Three digits that say something."""
+    """Format a time with three significant digits."""
     for unit_s, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
         if time_s >= 2 * unit_s:
             return f"{time_s / unit_s:.3g} {unit}"

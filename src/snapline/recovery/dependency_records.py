@@ -1,10 +1,10 @@
-"""Dependency records of running agents, and the recovery lines and cuts that follow from them.
+"""Dependency records of running agents, and the recovery lines and cuts computed from them.
 
 Theory of operation
 -------------------
-A record names, per channel, the last number sent and the last number received. Most channels do not change
-between two checkpoints, so only changes are kept, and each twice: with the checkpoint (to walk from one to the next) and
-in a column of its channel (to search). A column rises strictly, in checkpoints and in counts, so
+A record names, per channel, the last number sent and the last number received. Most channels do not change between two
+checkpoints, so only changes are kept. Each change is stored twice: with the checkpoint (to walk from one to the next)
+and in a column of its channel (to search). A column rises strictly, in checkpoints and in counts, so
 
 - one bisection by checkpoint number finds the count sent or received at a checkpoint;
 - one bisection by count finds the first checkpoint that had sent number c, or had received more than c.
@@ -16,14 +16,14 @@ When a checkpoint is forgotten, its changes move to the next kept one, whose cou
 
 Recovery lines
 --------------
-The *place* of an agent is the state that it goes back to: a checkpoint number, or LIVE, its live state. The counts received at LIVE come from
-the live report, else from the last checkpoint. `reported` holds the counts of live reports, by channel.
+The *place* of an agent is the state to which it returns: a checkpoint number, or LIVE, its live state. The counts
+received at LIVE come from the live report if there is one, otherwise from the last checkpoint. `reported` holds the counts of live reports,
+by channel.
 
-`descend` is the orphan fix-point of protocols.md, section 6: while a channel has received > sent, its receiver goes
-back to its last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest
-one at or below the start is unique and every order of steps ends there. An agent that moved from place q to p can have
-made orphans only on channels on which it sent messages in between. The work list visits only those, hence each recorded
-change at most once.
+`descend` is the orphan fix-point of protocols.md, section 6: while a channel has received > sent, its receiver goes back to its last
+checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest one at or below the start is unique
+and every order of steps ends there. An agent that moved from place q to p can have made orphans only on channels on which it sent messages
+in between. The work list visits only these channels, and therefore each recorded change at most once.
 
 `single_failures` answers for every agent at once by the rollback-dependency graph (Bhargava and Lian): nodes are
 intervals, named by the checkpoint that opens them; edges lead from each to the next one of the same agent and, per
@@ -35,13 +35,13 @@ keeps its live state if there is none. All reachable sets come from one pass ove
 
 Cuts by numbers
 ---------------
-Channels are FIFO and numbered 1, 2, 3 …, so both numbers describe prefixes. For a cut, one record per agent:
+Channels are FIFO and numbered 1, 2, 3 …, so the numbers sent and received both describe prefixes. For a cut with one record per agent:
 
 - the channel i -> j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the
-  cut and sent outside it. A cut is consistent iff no channel has one (G1);
+  cut and sent outside it. A cut is consistent iff no channel has orphans (G1);
 - the messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This holds for checkpoints of any cause. The functions are pure and do not change their arguments.
+This holds for all checkpoints, whatever triggered them. The functions are pure and do not change their arguments.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,11 +54,11 @@ from snapline.errors import ProtocolError
 
 
 class Column:
-    """One end of a channel: its count at each checkpoint of that end at which it had changed.
+    """One end of a channel: the message count at each checkpoint of that end's agent at which the count had changed.
 
     Attributes:
         at, counts: checkpoint numbers, and the last message number at each; both rise strictly.
-        on_line: the count at the end's checkpoint on the total-failure line; `TotalLine` keeps it.
+        on_line: the count at this end's checkpoint on the total-failure line; `TotalLine` updates it.
     """
 
     __slots__ = ("at", "counts", "on_line")
@@ -69,27 +69,27 @@ class Column:
         self.on_line = 0
 
     def by(self, number: int) -> int:
-        """The count at checkpoint `number`."""
+        """Return the count at checkpoint `number`."""
         index = bisect_right(self.at, number)
         return self.counts[index - 1] if index else 0
 
     def newest(self) -> int:
-        """The count at the newest checkpoint."""
+        """Return the count at the newest checkpoint."""
         return self.counts[-1] if self.counts else 0
 
     def first_with(self, count: int) -> int:
-        """Return the first checkpoint with at least `count`; one must exist."""
+        """Return the first checkpoint whose count is at least `count`; such a checkpoint must exist."""
         return self.at[bisect_left(self.counts, count)]
 
     def first_beyond(self, count: int) -> int | None:
-        """Return the first checkpoint with more than `count`; None if there is none."""
+        """Return the first checkpoint whose count exceeds `count`, or None if there is none."""
         if not self.counts or self.counts[-1] <= count:
             return None
         return self.at[bisect_right(self.counts, count)]
 
 
 class Channel:
-    """One channel: the ordinals of its ends, and a column for each."""
+    """One channel: the ordinals of its two agents, and a column of counts for each end."""
 
     __slots__ = ("received", "receiver", "sender", "sent")
 
@@ -114,7 +114,7 @@ class CountChanges:
 
 
 class KeptCheckpoint:
-    """Changes of an agent since its previous kept checkpoint: sent, received; `turns` is counted from its start."""
+    """Changes of an agent since its previous kept checkpoint: sent, received; `turns` is counted from the agent's start."""
 
     __slots__ = ("received", "sent", "turns")
 
@@ -147,7 +147,7 @@ class Records:
         self.last: list[int] = []
 
     def ordinal(self, agent: str) -> int:
-        """Return the ordinal of `agent`, given out now if it is new."""
+        """Return the ordinal of `agent`; assign one if the agent is new."""
         known = self.ordinals.get(agent)
         if known is not None:
             return known
@@ -162,11 +162,11 @@ class Records:
         return self.ordinals[agent]
 
     def outgoing_channel(self, agent: int, peer: str) -> Channel:
-        """Return the channel from `agent` to `peer`, opened now if it is new."""
+        """Return the channel from `agent` to `peer`; add it if it is new."""
         return self.outgoing[agent].get(peer) or self._open(agent, self.ordinal(peer))
 
     def incoming_channel(self, agent: int, peer: str) -> Channel:
-        """Return the channel from `peer` to `agent`, opened now if it is new."""
+        """Return the channel from `peer` to `agent`; add it if it is new."""
         return self.incoming[agent].get(peer) or self._open(self.ordinal(peer), agent)
 
     def _open(self, sender: int, receiver: int) -> Channel:
@@ -176,15 +176,15 @@ class Records:
         return channel
 
     def all_channels(self) -> Iterator[Channel]:
-        """Every channel once."""
+        """Yield every channel once."""
         for channels in self.outgoing:
             yield from channels.values()
 
     def add(self, agent: int, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int) -> None:
-        """Add a checkpoint after all others of `agent`. Ignores channels whose count is unchanged.
+        """Add a checkpoint of `agent` that follows all its others. Channels with an unchanged count are ignored.
 
         Raises:
-            ProtocolError: a count is below the known one; no checkpoint is added.
+            ProtocolError: a count is below the known count; no checkpoint is added.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -223,23 +223,23 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """Set the agent's oldest kept checkpoint to `number`, not 0; only before any other is added."""
+        """Set the agent's oldest kept checkpoint to `number` instead of 0; allowed only before another checkpoint is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
 
     def between(self, agent: int, low: int, high: int) -> list[int]:
-        """The kept checkpoints above `low` and up to `high`, ascending."""
+        """Return the kept checkpoints above `low` and up to `high`, ascending."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, low) : bisect_right(numbers, high)]
 
     def before(self, agent: int, number: int) -> int:
-        """Return the newest kept checkpoint before `number`; the oldest kept one if there is none."""
+        """Return the newest kept checkpoint before `number`, or the oldest kept checkpoint if there is none."""
         numbers = self.numbers[agent]
         return numbers[max(bisect_left(numbers, number) - 1, 0)]
 
     def after(self, agent: int, number: int) -> int:
-        """Return the oldest kept checkpoint after `number`; one must exist."""
+        """Return the oldest kept checkpoint after `number`; such a checkpoint must exist."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, number)]
 
@@ -256,7 +256,7 @@ class Records:
         self.last[agent] = number
 
     def forget(self, agent: int, number: int) -> None:
-        """Remove one kept checkpoint that is not the newest; its changes move to the next kept one."""
+        """Remove one kept checkpoint that is not the newest; its changes move to the next kept checkpoint."""
         heir_number = self.after(agent, number)
         successor, forgotten = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
         new_sent, new_received = (
@@ -272,13 +272,13 @@ class Records:
 
 
 def heirs_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
-    """The changes of both checkpoints as those of the later one."""
+    """Return the changes of both checkpoints combined, as changes of the later checkpoint."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
 
 def hand_down(column: Column, number: int, successor: int) -> None:
-    """Pass the count of checkpoint `number` to the next kept one, `successor`, unless it has a newer one."""
+    """Move the count of checkpoint `number` to the next kept checkpoint, `successor`, unless that has a count of its own."""
     index = bisect_left(column.at, number)
     if index + 1 < len(column.at) and column.at[index + 1] == successor:
         del column.at[index], column.counts[index]
@@ -298,8 +298,9 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
     Args:
         places: by ordinal; changed in place.
         received: counts of agents at LIVE beyond their last checkpoints.
-        sent: counts sent by agents at LIVE, likewise. None: they sent everything that was received from them, since
-            sends of live states are never undone. Otherwise they sent only these counts and those of their last checkpoints.
+        sent: counts sent by agents at LIVE beyond their last checkpoints. None: they sent everything that was received
+            from them, since sends of live states are never undone. Otherwise they sent only these counts and those of
+            their last checkpoints.
     """
     examined: list[int | None] = [None] * len(places)  # sends after this place have been checked
     waiting = deque(agent for agent, place in enumerate(places) if place != LIVE or sent is not None)
@@ -324,7 +325,7 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
 def undone_channels(records: Records, sender: int, place: int, examined: int | None) -> list[Channel]:
     """Return the channels on which `sender` may have sent after `place`, up to `examined`."""
-    if examined is None or examined == LIVE:  # the sends of its live state are unknown: check all channels
+    if examined is None or examined == LIVE:  # the sends of the sender's live state are unknown: check all channels
         return list(records.outgoing[sender].values())
     checkpoints = records.checkpoints[sender]
     channels: dict[Channel, None] = {}
@@ -344,7 +345,7 @@ def last_place_within(records: Records, channel: Channel, sent: int, place: int,
 
 
 def single_failures(records: Records, ends: Sequence[int], received: Reported) -> list[list[int]]:
-    """Return, by failed agent, the places of all agents.
+    """Return, for each single failed agent, the places of all agents.
 
     Args:
         ends: by ordinal, the newest checkpoint that counts: where the agent's live interval begins.
@@ -359,7 +360,7 @@ class IntervalGraph:
 
     Attributes:
         numbers: by ordinal, the checkpoints that open the intervals.
-        base: by ordinal, the node of its first interval; the others follow.
+        base: by ordinal, the node of the agent's first interval; its other intervals follow.
         next_nodes: by node, the targets of its edges.
     """
 
@@ -384,7 +385,7 @@ class IntervalGraph:
     ) -> None:
         oldest_sender, oldest_receiver = next(iter(sender_nodes.values())), next(iter(receiver_nodes.values()))
         receives = [
-            (count, max(receiver_nodes[number] - 1, oldest_receiver))  # no interval lies before the oldest kept one
+            (count, max(receiver_nodes[number] - 1, oldest_receiver))  # no interval before the oldest checkpoint
             for number, count in zip(channel.received.at, channel.received.counts, strict=True)
             if number in receiver_nodes
         ]
@@ -409,7 +410,7 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """Return, by ordinal, as bits, the nodes reachable from its last interval, that one included."""
+        """Return, by agent's ordinal, the nodes reachable from the agent's last interval, including that interval, as bits."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
 
@@ -423,14 +424,14 @@ class IntervalGraph:
 
 
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
-    """Return, by node, as bits, the nodes reachable from it, itself included.
+    """Return, by node, the nodes reachable from that node, including itself, as bits.
 
     Tarjan's components, without recursion. A component is complete only after all components that it leads to, so its set
     is the union of their sets and its own nodes.
     """
     count = len(next_nodes)
     order, low = [0] * count, [0] * count  # order 0: not visited yet
-    reach = [0] * count  # 0: its component is not complete
+    reach = [0] * count  # 0: the node's component is not complete
     met = 0
     open_nodes: list[int] = []
     for root in range(count):
@@ -482,14 +483,14 @@ def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Seque
 
 
 class DependencyRecord(msgspec.Struct, frozen=True, gc=False):
-    """Last numbers sent, by receiver, and received, by sender. No entry means 0."""
+    """Dependency record: the last number sent, by receiver, and the last number received, by sender. No entry means 0."""
 
     sent: Mapping[str, int]
     received: Mapping[str, int]
 
 
 class Orphans(msgspec.Struct, frozen=True, gc=False):
-    """The channel's messages `sent` + 1 … `received` are orphans."""
+    """Orphans of one channel: the messages `sent` + 1 … `received`."""
 
     sender: str
     receiver: str
@@ -526,7 +527,7 @@ def is_consistent(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """Return, by (sender, receiver), the numbers sent and not received inside `cut`; channels without any have no entry.
+    """Return the numbers sent and not received inside `cut`, by (sender, receiver). Channels without such messages have no entry.
 
     A receiver outside the cut has received nothing: the first message to an agent yet to be created is in transit.
     Messages to an agent in `gone` are dead letters.

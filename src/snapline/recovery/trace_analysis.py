@@ -1,22 +1,22 @@
-"""Analysis of a trace: cost of a failure, and everything else that `snapline analyze` reports, in one object.
+"""Analysis of a trace: the cost of a failure and all other results of `snapline analyze`, in one object.
 
-`analyze` replaces the ordinals of an `execution` by names. Linear in the events.
+`analyze` replaces the ordinals of an `execution` by names. Its time is linear in the number of events.
 
 Obsolete checkpoints
 --------------------
-No later recovery line can contain them (G7). A checkpoint is kept iff it is on the recovery line of some *single* failure, the survivors at
-their live states; later lines, also after further recoveries, use no other (protocols.md, section 7). The line of several failures is the
-entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints stay for N agents (Wang, Chung, Lin
-and Fuchs 1995).
+An obsolete checkpoint cannot be on any later recovery line (G7). A checkpoint is kept iff it is on the recovery line of some *single*
+failure, the survivors at their live states; later lines, also after further recoveries, use no other (protocols.md, section 7). The line of
+several failures is the entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints are kept for
+N agents (Wang, Chung, Lin and Fuchs 1995).
 
 On the R-graph (below): the failure of i undoes what is reachable from i's live interval. Give every interval the set
 of agents whose live interval reaches it. Along one agent's intervals the set only grows, and c(j,x) is on the line of
-i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) stays iff the set grows at I(j,x). The sets are
+i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) is kept iff the set grows at I(j,x). The sets are
 bits of integers and are passed once along each edge between components: all N lines together cost one pass over the
 messages instead of N.
 
 This applies to a trace, in which all live states are known. For reports that arrive at different times, find the greatest
-consistent cut of the known states first: otherwise a needed checkpoint can be lost.
+consistent cut of the known states first: otherwise a needed checkpoint may be deleted.
 
 Useless checkpoints and untracked dependencies
 ----------------------------------------------
@@ -60,7 +60,7 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
-    """Return, by node, the agents whose single failure undoes it: bit i is agent i.
+    """Return, by node, the agents whose single failure undoes the node's interval: bit i stands for agent i.
 
     Args:
         execution: the execution.
@@ -93,7 +93,7 @@ def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
 
 
 class Untracked(msgspec.Struct, frozen=True):
-    """A Z-path leads from `sender`'s interval to `receiver`'s, and no causal path does."""
+    """Violation of RDT: a Z-path leads from `sender`'s interval to `receiver`'s, but no causal path does."""
 
     sender: str
     sender_interval: int
@@ -102,7 +102,7 @@ class Untracked(msgspec.Struct, frozen=True):
 
 
 def edges_of(execution: Execution) -> list[list[int]]:
-    """Return, by node, where the R-graph leads from it."""
+    """Return, by node, the targets of its edges in the R-graph."""
     received = execution.received
     edges = [
         [received[message] for message in messages if received[message] != NOT_RECEIVED] for messages in execution.sends
@@ -167,7 +167,7 @@ def untracked(trace: Trace) -> list[Untracked]:
     """Return the violations of RDT: for each pair of an interval and another agent, the last interval that is not tracked.
 
     The vector of an interval is that of its closing checkpoint: by agent, the last interval from which a causal path
-    leads to it. Time and space grow with the trace times its agents: for tests and traces of moderate size.
+    leads to it. Time and space grow with events times agents, so use this for tests and traces of moderate size.
     """
     execution = Execution.of(trace)
     edges = edges_of(execution)
@@ -220,16 +220,16 @@ def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
 
 
 NONE = "none"
-"""Name that drops the forced checkpoints and adds none."""
+"""Name of the protocol that drops all forced checkpoints and adds none."""
 
 UNCOORDINATED = "uncoordinated"
 
 
 def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
-    """Return the execution as it would have been under `protocol`, and the events that forced checkpoints.
+    """Return the execution as it would have been under `protocol`, and the events that forced checkpoints in it.
 
     Args:
-        trace: its forced checkpoints are ignored, those that remain are renumbered.
+        trace: the original execution; its forced checkpoints are ignored and the remaining checkpoints are renumbered.
         protocol: a name of `RULES`, or "none".
 
     Returns:
@@ -270,10 +270,10 @@ class _Decision:
 
     Attributes:
         events: events of the new trace so far.
-        forced: by agent, the ordinals of events that forced.
+        forced: by agent, the ordinals of events that forced a checkpoint.
         _seen: by agent, the number of its events so far, without forced checkpoints.
-        _numbers: by agent, its last checkpoint in the new trace.
-        _carried: by message that will be received, its sender and piggyback.
+        _numbers: by agent, the number of the agent's last checkpoint in the new trace.
+        _carried: by message that will be received, the message's sender and piggyback.
     """
 
     def __init__(self, trace: Trace, name: str) -> None:
@@ -327,7 +327,7 @@ class _Decision:
 
 
 def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
-    """Return the channels on which the nth receive is not that of the nth send."""
+    """Return the channels on which some n-th received message is not the n-th sent message."""
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     received: defaultdict[tuple[str, str], int] = defaultdict(int)
     sent_at: dict[str, tuple[tuple[str, str], int]] = {}
@@ -349,14 +349,14 @@ _Item = TypeVar("_Item")
 
 
 class Rollback(msgspec.Struct, frozen=True, gc=False):
-    """Loss of one agent: the checkpoints it passes over, and the sends and receives undone."""
+    """Loss of one agent: the number of checkpoints that it loses, and the sends and receives undone."""
 
     checkpoints: int
     events: int
 
 
 class Domino(msgspec.Struct, frozen=True):
-    """Spread of the failure.
+    """Spread of the failure over the fleet.
 
     Attributes:
         rolled_back: number of agents that go back to a checkpoint, including the failed ones.
@@ -370,7 +370,7 @@ class Domino(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of checkpoints, without the initial ones."""
+    """Numbers of checkpoints, not counting initial checkpoints."""
 
     basic: int
     forced: int
@@ -382,7 +382,7 @@ class Analysis(msgspec.Struct, frozen=True):
     Attributes:
         agents: all agents, in the order of the trace.
         failed: the failed agents, in the same order.
-        recovery_line: agent → the checkpoint it goes back to, or None if it keeps its live state.
+        recovery_line: agent → the checkpoint to which the agent returns, or None if it keeps its live state.
         rollback: losses of the agents whose entry of the line is not None.
         in_transit: messages sent inside the line and not received inside it, in send order.
         domino: spread of the failure.
@@ -470,5 +470,5 @@ def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:
-    """Return the lists by name, those that are not empty."""
+    """Return the lists that are not empty, by agent name."""
     return {agent: items for agent, items in zip(agents, lists, strict=True) if items}
