@@ -1,25 +1,26 @@
-"""Writer of single agents' checkpoints to the store, and of reports about them to the coordinator.
+"""Writes checkpoints of single agents to the store, and sends reports about them to the coordinator.
 
-Images of agents that checkpoint on their own or for a round are taken on the event loop, between turns; packs are written in a worker thread, one at
-a time. One pack holds all checkpoints since the previous pack, of many agents or several of one (a protocol may force a checkpoint at every message),
-so that they share one disk sync: a busy disk leads to larger packs, not to a longer queue. Each checkpoint carries the messages that its agent sent
-since its previous checkpoint (the sender log, docs/protocols.md, section 3). So messages become durable together with the state that will not send
-them again.
+Images of agents that checkpoint on their own or for a round are taken on the event loop, between turns; packs are written in a worker
+thread, one at a time. One pack holds all checkpoints since the previous pack, of many agents or several of one (a protocol may force a
+checkpoint at every message), so that they share one disk sync. A busy disk thus leads to larger packs, not to a longer queue. Each
+checkpoint carries the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So
+messages become durable together with a state that will not send them again.
 
 A failed pack is retried until it is written: later checkpoints would be useless without its logs. Reports are repeated on every new stream until the
 coordinator has acknowledged them.
 
-*Backpressure.* With a slow or unavailable store the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX the writer
-reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Other checkpoints are still taken, since
-the protocol, a freeze or a round needs them. So these, and one basic checkpoint of each agent, may exceed the limits. Sender logs grow meanwhile, in
-the agents or in this queue. Above twice the limits the queue is *full*: the host core pauses the agents until the queue is down to half of the limits
-(`logged_agent.py`). The writer logs once when the store takes no checkpoints, and once when it does again.
+*Backpressure.* With a slow or unavailable store the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX the
+writer reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Other checkpoints are
+still taken, since the protocol, a freeze or a round needs them. So such checkpoints, and one basic checkpoint of each agent, may exceed the
+limits. Sender logs grow meanwhile, in the agents or in this queue. Above twice the limits the queue is *full*: the host core pauses the
+agents until the queue is down to half of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting
+checkpoints, and one when the store accepts them again.
 
-*Reused chunks.* An agent's next checkpoint may refer to chunks already in the store instead of writing them again. For each epoch that this host has
-written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only its chunks are reused, since only
-these are certain to stay until the new epoch is decided (`storage/packs/checkpoint_packs.py`). A plan drops all tables; the epoch that its line was loaded
-from becomes the base. Only coordinated epochs have a base. Other checkpoints are in packs that are created and deleted with the recovery line, so
-each pack holds all its chunks.
+*Reused chunks.* An agent's next checkpoint may refer to chunks already in the store instead of writing them again. For each epoch that this
+host has written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only its chunks are
+reused, since only these are certain to stay until the new epoch is decided (`storage/packs/checkpoint_packs.py`). A plan drops all tables;
+the epoch of its recovery line becomes the base. Only coordinated epochs have a base. Other checkpoints are in packs that are deleted as the
+recovery line advances, so each pack contains all its chunks.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StateP
 from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
-"""Size counted for one channel's number in a pack: name and number in the file, and three columns of the report."""
+"""Number of bytes counted for one channel in a pack: name and number in the file, and three columns of the report."""
 
 
 class TakenCheckpoint(msgspec.Struct):
@@ -71,14 +72,14 @@ class TakenCheckpoint(msgspec.Struct):
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
-    """Write checkpoints as one checkpoint pack, durable when this returns; return the report.
+    """Write checkpoints as one checkpoint pack, which is durable on return, and return the report.
 
-    Checkpoints of one agent are in the order in which it took them: each lists changes since the previous one.
+    Checkpoints of one agent are in the order in which the agent took them, since each lists changes since the previous one.
 
     The caller sets `host_start` and `sequence` of the report.
 
     Raises:
-        EncodingError: a state cannot be restored from its image; names the agent.
+        EncodingError: a state cannot be restored from its image; the message names the agent.
         StoreError: the store cannot be written; nothing refers to partial data.
         UsageError: a checkpoint occurs twice, or the checkpoints belong to two rounds.
     """
@@ -93,14 +94,16 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
-    """Chunk an image without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
+    """Split an image into chunks without a base. Such a pack contains all chunks of its checkpoints, since no manifest names further packs
+    for them."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Return agent → its first checkpoint that can never be written, and why: the state would not come back from its image."""
+    """Return a mapping from agent to its first checkpoint that can never be written, and the reason. The state of such a checkpoint cannot
+    be restored from its image."""
     failed: dict[str, tuple[int, str]] = {}
     for capture in captures:
         command = capture.command
@@ -134,7 +137,8 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 
 
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
-    """Report one entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
+    """Return a report with one entry for each checkpoint, and for each channel whose number has changed since the agent's previous
+    checkpoint."""
     commands = [capture.command for capture in captures]
     places = NameIndex()
     agents = [places[command.agent] for command in commands]
@@ -163,21 +167,22 @@ GATHER_S = 0.005
 """Time to gather a pack: agents whose checkpoints are due together share one pack and its fsyncs."""
 
 PACK_CHECKPOINTS_MAX = 4096
-"""Largest number of checkpoints in one pack. So many small checkpoints take 0.13 s to write, 5 ms of it for fsyncs: larger packs would not be faster.
-A crash would lose more, since a pack becomes durable as a whole."""
+"""Largest number of checkpoints in one pack. Writing this number of small checkpoints takes 0.13 s, of which fsyncs take 5 ms, so larger
+packs would not be faster. A crash would lose more with larger packs, since a pack becomes durable as a whole."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Largest size of states and logs in one pack, unless one checkpoint is larger: a disk writes it in a fraction of a second. A pack is encoded in
-memory, and the coordinator reads a pack's part of a line at once. The pack's report, by `CHANNEL_BYTES`, stays below the message limit of 16 MiB."""
+"""Largest size of states and logs in one pack, unless one checkpoint is larger. A disk writes this size in a fraction of a second. A pack
+is encoded in memory, and the coordinator reads a pack's part of a recovery line in one piece. The pack's report, by `CHANNEL_BYTES`, stays
+below the message limit of 16 MiB."""
 
 RETRY_S, RETRY_S_MAX = 1.0, 8.0
-"""Time from a failure to the next attempt, doubled each time up to the maximum. Each attempt writes a pack again, and a full disk does not empty
-faster. A recovery that waits for checkpoints should not wait much longer than the store is down."""
+"""Time from a failure to the next attempt, doubled each time up to the maximum. Each attempt writes the whole pack again, and a full disk
+does not empty faster through attempts. A recovery that waits for checkpoints should not wait much longer than the store is unavailable."""
 
 WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
 WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
-"""Largest number and size of checkpoints waiting or being written; above either the store counts as busy. Four packs: a disk that keeps up has one
-being written and one gathering. A host can spare 128 MiB."""
+"""Largest number and size of checkpoints that wait or are being written; above either limit the store counts as busy. The size is four
+packs: with a fast enough disk one pack is being written and one gathered. A host can spare 128 MiB."""
 
 log = logging.getLogger("snapline.host")
 
@@ -201,8 +206,8 @@ def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
 class CheckpointWriter:
     """Writer of a host's checkpoints. Everything but the writing itself runs on the event loop.
 
-    `in_worker(function, *arguments, then=…)` runs blocking work; `send` sends to the coordinator, `feed` to the host core;
-    `call_later(delay_s, function)` is the loop's.
+    `in_worker(function, *arguments, then=…)` runs blocking work. `send` sends to the coordinator, and `feed` passes events to the host
+    core. `call_later(delay_s, function)` is the event loop's method.
 
     Attributes:
         unknown: sequence → report that the coordinator has not acknowledged.
@@ -237,12 +242,12 @@ class CheckpointWriter:
         self._timer: Timer | None = None
         self.unknown: dict[int, CheckpointsStored] = {}
         self._has_welcome = False
-        """This stream has had its Welcome. Earlier no report is sent: it would be acknowledged together with older reports that were lost with the
-        previous stream, and are repeated at the Welcome."""
+        """Whether the coordinator has sent Welcome on this stream. No report is sent before: its acknowledgement would also cover older
+        reports that were lost with the previous stream and are repeated at the Welcome."""
         self._frozen: AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
-        """Begin a plan: checkpoints of the previous plan are discarded."""
+        """Begin a plan, and discard checkpoints of the previous plan."""
         if host_start != self._host_start:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
@@ -250,7 +255,8 @@ class CheckpointWriter:
         self._waiting = []
         self.unknown.clear()
         self._frozen = None
-        # At the start of a plan the store is presumed healthy, here as in the core. Checkpoints being written no longer count.
+        # At the start of a plan the writer and the core assume a healthy store. Checkpoints being written no longer
+        # count.
         self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
         self._reported = (False, "", False)
 
@@ -262,7 +268,7 @@ class CheckpointWriter:
         self._report_store_status()
 
     def drop_round(self, round_: int) -> None:
-        """Discard waiting checkpoints of an aborted round. The coordinator deletes those being written."""
+        """Discard waiting checkpoints of an aborted round. The coordinator deletes those that are already being written."""
         dropped = [checkpoint for checkpoint in self._waiting if checkpoint.command.round == round_]
         if not dropped:
             return
@@ -280,16 +286,16 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def known(self, sequence: int) -> None:
-        """Forget the reports up to this one, which the coordinator knows."""
+        """Drop the reports up to this sequence number, which the coordinator has acknowledged."""
         for number in [number for number in self.unknown if number <= sequence]:
             del self.unknown[number]
 
     def stream_opened(self) -> None:
-        """Begin a new stream to the coordinator, which has not sent Welcome yet."""
+        """Handle a new stream to the coordinator, on which no Welcome has arrived yet."""
         self._has_welcome = False
 
     def repeat(self) -> None:
-        """Repeat, at the coordinator's Welcome, what it may not have received."""
+        """Repeat, at the coordinator's Welcome, the reports that the coordinator may not have received."""
         self._has_welcome = True
         for message in self.unknown.values():
             self._send(message)
@@ -323,8 +329,8 @@ class CheckpointWriter:
         """Take the oldest waiting checkpoints that fit into one pack. A pack has checkpoints of one round only, since an aborted round deletes its
         packs.
 
-        Order is kept, since a checkpoint is useless without the logs of earlier ones. No checkpoint is taken twice: such a pack would always be
-        refused.
+        The order is kept, since a checkpoint is useless without the logs of earlier ones. No checkpoint is put into a pack twice, since
+        such a pack would always be refused.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
@@ -364,7 +370,7 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
-        """Queue the batch again, since the store cannot take it now."""
+        """Queue the batch again, since the store cannot be written now."""
         if not self._failures:
             log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
@@ -381,7 +387,8 @@ class CheckpointWriter:
         _release(batch)
 
     def _report_store_status(self, problem: str = "") -> None:
-        """Report to the host core when something has changed. Without a new problem the known one lasts while it may."""
+        """Report the store's status to the host core if it has changed. If no new problem occurs, the known problem is reported as long as
+        it may persist."""
         was_busy, known, was_full = self._reported
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
@@ -395,7 +402,7 @@ class CheckpointWriter:
             self._feed(ev.StoreStatusChanged(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """Give up states that cannot be saved: their agents fail, and everything else is written.
+        """Give up checkpoints whose states cannot be saved: their agents fail, and all other checkpoints are written.
 
         Earlier checkpoints of such an agent are still useful; later ones depend on a lost log.
         """
@@ -428,7 +435,7 @@ class CheckpointWriter:
 
 
 def _release(dropped: list[TakenCheckpoint]) -> None:
-    """Release checkpoints that are durable or discarded: the memory that their images point into may be used again."""
+    """Release checkpoints that are durable or discarded, so that the memory of their images can be reused."""
     for checkpoint in dropped:
         checkpoint.image.release()
 
@@ -437,12 +444,12 @@ Tables = Mapping[str, ChunkTable]
 """Chunk tables by agent."""
 
 TABLES_MAX = 16
-"""Largest number of epochs whose tables are kept: more than may be open at once. Tables of an epoch whose end was never received are dropped for
-later ones."""
+"""Largest number of epochs whose tables are kept, which is more than may be open at once. Tables of an epoch whose end was never received
+are dropped in favour of later ones."""
 
 
 class ChunkTables:
-    """The tables of one host.
+    """Chunk tables of one host.
 
     Attributes:
         base_epoch: newest complete epoch, or 0 if none is known.
@@ -454,27 +461,29 @@ class ChunkTables:
         self._open: dict[int, Tables] = {}
 
     def base_of(self, agent: str) -> ChunkTable | None:
-        """Return the chunks that a new checkpoint of `agent` may refer to; None: there are none."""
+        """Return the chunks that a new checkpoint of `agent` may refer to; None if there are none."""
         return self._base.get(agent)
 
     def written(self, epoch: int, tables: Tables) -> None:
-        """Keep the tables of `epoch`: this host's part of it is durable."""
+        """Keep the tables of `epoch`, since this host's part of the epoch is durable."""
         self._open[epoch] = tables
         while len(self._open) > TABLES_MAX:
             del self._open[min(self._open)]
 
     def ended(self, epoch: int, *, is_complete: bool) -> None:
-        """End a decided epoch. Without its tables nothing is reused: the base before it may be forgotten from now on."""
+        """Handle the end of an epoch. If a complete epoch has no tables here, no chunks are reused, since the previous base may be deleted
+        from now on."""
         tables = self._open.pop(epoch, {})
         if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """Drop, as an epoch begins, a base above `newest`, the newest complete one: it was found damaged since."""
+        """Drop, as an epoch begins, a base that is newer than `newest`, the newest complete epoch. Such a base was found damaged
+        meanwhile."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 
     def loaded(self, epoch: int, tables: Tables) -> None:
-        """Begin a plan from the line `epoch`; 0: from the fleet's definition."""
+        """Begin a plan from the recovery line of `epoch`; 0: from the fleet's definition."""
         self.base_epoch, self._base = epoch, tables
         self._open.clear()

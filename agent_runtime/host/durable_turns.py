@@ -1,16 +1,15 @@
-"""The part of a host core that runs durable turns: the segments of a handler, and its waits between them.
+"""Durable turns, a part of the host core: runs the segments of a handler, and the waits between them.
 
-Theory of operation
--------------------
-For the other parts of the core, a segment is a turn like any other. It ends with sends, which leave at once. The agent is then between two turns: it
-may record, take a checkpoint, be frozen, or be held; while held, the turn does not continue. The message that began the turn counts as consumed when
-the first segment has ended. The agent's checkpoint holds the state at the turn's start, and the *turn*: its message and its journal. A recovery
-restores both, and the handler runs again up to the end of the journal (`durable.py`).
+Theory of operation ------------------- For the other parts of the core, a segment is a turn like any other. A segment ends with sends,
+which leave at once. The agent is then between two turns: it may record, take a checkpoint, be frozen, or be held. While the agent is held,
+the turn does not continue. The message that began the turn counts as consumed when the first segment has ended. The agent's checkpoint
+holds the state at the turn's start, and the *turn*: its message and its journal. A recovery restores both, and the handler runs again up to
+the end of the journal (`durable.py`).
 
-While a durable turn waits, the agent takes no other turn. A call waits for the reply with its id, `receive` for the next message of a type; either
-may be behind other messages in the mailbox. Earlier messages on the same channel are consumed with it, in order, and go to the agent's *stash*. So
-one number tells how far a channel is consumed (G2), and protocols treat stashed messages as received. Stashed messages get their turns first when the
-durable turn is over.
+While a durable turn waits, the agent takes no other turn. A call waits for the reply with its id, `receive` for the next message of a type;
+either may be behind other messages in the mailbox. Earlier messages on the same channel are consumed together with the awaited message, in
+order, and go to the agent's *stash*. So one number states how far a channel is consumed (G2), and protocols treat stashed messages as
+received. When the durable turn has ended, stashed messages get the first turns.
 
 A step's result is in the journal as soon as the step has ended, and in the host log before the turn continues (`host_log.py`). Steps use no channel.
 
@@ -47,14 +46,14 @@ from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
-"""Entries that do not wait for a message on a channel."""
+"""Kinds of journal entries that do not wait for a message on a channel."""
 
 STASH_MAX = 10_000
-"""Largest number of messages stashed until a turn is over. A call or receive that would have to pass more messages times out."""
+"""Largest number of messages stashed until a turn has ended. A call or receive that would have to pass more messages times out."""
 
 
 class DurableTurns:
-    """Durable turns of the agents here."""
+    """Durable turns of the agents on this host."""
 
     _mode: HostMode
 
@@ -77,7 +76,7 @@ class DurableTurns:
         self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
-        """Connect the parts above."""
+        """Connect this part to the parts above it."""
         self._mode = mode
 
     # ---- segments -------------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class DurableTurns:
             turn = agent.turn = self._begin(agent, entry, pause)
         turn.journal.extend(pause.entries)
         if pause.entries:
-            turn.waits = None  # the host log had the result
+            turn.waits = None  # the host log already had the result
         turn.is_logged = pause.is_logged
         is_again = turn.waits is not None
         if turn.waits is None:
@@ -98,15 +97,15 @@ class DurableTurns:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._shared.now
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
-            self._unanswered(agent, turn, turn.waits)  # news of its callee came while the handler was run again
+            self._unanswered(agent, turn, turn.waits)  # the callee left while the handler was run again
         elif turn.waits.kind == "step":
             self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
-        """Handle a turn that waits for an effect; outputs of the segment come first."""
+        """Handle a turn that waits for an effect; the segment's outputs are emitted first."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
-        agent.current = SEGMENT  # Busy: the checkpoint that an intent requests must hold the whole segment.
+        agent.current = SEGMENT  # The agent counts as busy: the checkpoint that an intent requests must contain the whole segment.
         settled = self._effects.intended(agent, turn.waits, intent)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
@@ -123,7 +122,8 @@ class DurableTurns:
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
     ) -> None:
-        """End an effect. Window, outputs and journal change together: busy, so that no checkpoint and no segment comes in between."""
+        """End an effect. The window of keys, the outputs and the journal change together. The agent counts as busy meanwhile, so that no
+        checkpoint or segment comes in between."""
         waits = turn.waits
         assert waits is not None
         current, agent.current = agent.current, SEGMENT
@@ -135,7 +135,7 @@ class DurableTurns:
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """Begin the turn after its first segment, and consume its message."""
         kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
-        if dead_letters.is_operator_command(entry):  # the turn now has the dead letter's message
+        if dead_letters.is_operator_command(entry):  # from now on the turn contains the dead letter's message
             kind, sender, payload = dead_letters.turn_of(agent, payload)
             dead_letters.handled(agent, entry)
         turn = DurableTurn(
@@ -157,12 +157,13 @@ class DurableTurns:
         _forget_time_out(agent)
 
     def passed(self, agent: LocalAgent) -> None:
-        """Count a durable turn that ended, or failed permanently, and never waited."""
+        """Count a durable turn that ended or failed permanently without ever waiting."""
         self._steps.began(agent)
         self._steps.ended(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
-        """Handle an error of the handler; return whether the turn may be retried: if it does not repeat itself, it stops here."""
+        """Handle an error of the handler, and return whether the turn may be retried. A turn that does not repeat its requests is
+        suspended."""
         turn = agent.turn
         assert turn is not None
         turn.is_live = False
@@ -173,14 +174,14 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Retry a turn because a step has failed: the step is run again, if nothing has followed it."""
+        """Retry a turn because a step has failed. The step runs again if no entry follows it."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
             turn.logged = min(turn.logged, len(turn.journal))
         self._steps.retried(agent, turn)
 
     def dead_letter(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
-        """End a turn that failed permanently: its message becomes a dead letter."""
+        """End a turn that failed permanently, and make its message a dead letter."""
         turn = agent.turn
         assert turn is not None
         undo = self._effects.turn_failed(agent, event.time_ns)
@@ -194,7 +195,7 @@ class DurableTurns:
     # ---- continuing -----------------------------------------------------------------------------------------------
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the agent's next entry while its durable turn or stashed messages wait; None: nothing yet."""
+        """Return the agent's next entry while its durable turn or stashed messages wait; None if no entry is ready yet."""
         turn = agent.turn
         if turn is None:
             stashed = agent.stash.pop(0)
@@ -207,14 +208,15 @@ class DurableTurns:
         return SEGMENT
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Return whether the turn may continue. A turn that has to run again reaches its wait by itself; the awaited entry must not be deferred
-        before."""
+        """Return whether the turn may continue. A turn that has to run again reaches its wait by itself, and the awaited entry must not be
+        deferred before that."""
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
     def _waits_for_outbox(self, agent: LocalAgent) -> bool:
-        """Return whether the agent pauses until its outbox has drained: not if it can defer nothing more, or two such agents would deadlock."""
+        """Return whether the agent pauses until its outbox has drained. An agent that can defer no more messages does not pause, since two
+        such agents would deadlock."""
         return agent.is_crowded and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
@@ -247,7 +249,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """End the wait for a reply of `callee`: there is no such agent, or no longer, and all that it has sent is here."""
+        """End the wait for a reply from `callee`, which does not exist or has left. All messages that it sent have arrived here."""
         turn = agent.turn
         waits = turn.waits if turn is not None and turn.is_live else None
         if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
@@ -257,7 +259,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """End the call, unless its reply is here already; return whether it is over."""
+        """End the call unless its reply has already arrived; return whether the call has ended."""
         is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, waits, DONE, b"")
@@ -276,7 +278,7 @@ class DurableTurns:
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Take the awaited message, and stash earlier ones on its channel; return whether the awaited message has arrived.
 
-        Each entry is compared once: otherwise every arrival would scan a mailbox of thousands.
+        Each entry is compared once: otherwise every arrival would scan a mailbox of thousands of entries.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)
@@ -298,8 +300,9 @@ class DurableTurns:
         return False
 
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
-        turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
+        """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If the effect
+        was not done, the turn keeps waiting. All entries before the resolution are deferred, whatever their number, since only the
+        resolution can let the turn continue.
         """
         place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
@@ -315,22 +318,23 @@ class DurableTurns:
             self._effect_ended(agent, turn, DONE, command.result, mark.admitted_ns)
             self._mode.moved(agent)
             return True
-        agent.current = SEGMENT  # Busy, as above.
+        agent.current = SEGMENT  # The agent counts as busy, as above.
         self._effects.not_done(agent, turn, mark.admitted_ns)
         agent.current = None
         self._mode.before_turn(agent)
         return False
 
     def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take the awaited entry from the stash, so that it gets no turn of its own; return whether it was there."""
+        """Take the awaited entry from the stash, so that the entry gets no turn of its own. Return whether the stash contained it."""
         if turn.look.has_seen_stash:
-            return False  # entries stashed since were compared in the mailbox
+            return False  # entries stashed since then were already compared in the mailbox
         for place, stashed in enumerate(agent.stash):
             if is_of_type(stashed.payload, waits.name):
                 del agent.stash[place]
                 self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
-                    # Busy: an answer to a waiting client may cause a checkpoint, and then the next segment.
+                    # The agent counts as busy: an answer to a waiting client may cause a checkpoint, and then the next
+                    # segment.
                     agent.current = SEGMENT
                     self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
                     agent.current = None
@@ -364,7 +368,7 @@ class DurableTurns:
         """Make room in full channels: the awaited message can leave its sender only after earlier ones were received. While the agent's own outbox is
         over the bound, make room in all channels: their senders may have to receive something first.
 
-        Return whether anything was deferred.
+        Return whether any entry was deferred.
         """
         waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
         if not agent.is_crowded:
@@ -372,7 +376,7 @@ class DurableTurns:
                 return False
             sender = waits.name if waits.kind == "call" else ""
         places = list(islice(_in_full_channels(agent, sender), room))
-        turn.look.is_pressed = False  # the stash may be full, and then stays so until this wait is over
+        turn.look.is_pressed = False  # the stash may be full, and then stays full until this wait has ended
         self._consume(agent, turn, places, is_stashed=True)
         return bool(places)
 
@@ -389,13 +393,14 @@ class DurableTurns:
 
     def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
         kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
-        is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has given up
+        is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has timed out
         self._mailboxes.consuming(agent, entry)
         if is_stashed:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
         self._note_consumed(agent, kind, sender, payload, is_stashed=is_stashed)
-        # Busy: messages released by the freed credit may arrive, and must not begin the next segment now.
+        # The agent counts as busy: messages released by the freed credit may arrive, and must not start the next
+        # segment now.
         agent.current = SEGMENT
         self._mailboxes.consume(entry, is_open=is_stashed)
         agent.current = None
@@ -427,7 +432,7 @@ def _is_full(inlet: AgentInlet) -> bool:
 
 
 def _forget_time_out(agent: LocalAgent) -> None:
-    """Drop the turn's timeout: it may have fired already, behind the awaited message."""
+    """Drop the turn's timeout, which may already have fired and be queued behind the awaited message."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
             if entry[1] == TURN_TIMER:

@@ -1,19 +1,22 @@
-"""The part of a host core that handles inputs from outside: they are admitted, numbered, logged, and become turns.
+"""Inputs from outside, a part of the host core: admits, numbers and logs inputs, and delivers them as turns.
 
 An acknowledged input takes effect exactly once, whatever fails or is rolled back (R1). An input is acknowledged when its batch is durable in the host
 log (`host_log.py`), and only then delivered to its agent.
 
-An input is not channel state and carries no mark. The agent's checkpoint holds the last consumed number, so each plan delivers later inputs again, in
-order. After a deliberate rollback a plan may *drop* inputs that earlier plans took: every plan consumes them without a turn, until a checkpoint
-records that. So their numbers are not used again, and a client that repeats their keys is refused.
+An input is not channel state and carries no mark. The agent's checkpoint contains the number of the last consumed input, so each plan
+delivers later inputs again, in order. After a deliberate rollback a plan may *drop* inputs that earlier plans took: every plan consumes
+dropped inputs without a turn, until a checkpoint records this. So their numbers are not used again, and a client that repeats their keys is
+refused.
 
-*Receivers.* Inputs are accepted for agents of the plan, and for agents created since that a complete epoch holds: otherwise an input could outlive an
-agent that never existed. If that epoch is condemned later, inputs of such an agent wait here until it is created again.
+*Receivers.* Inputs are accepted for agents of the plan, and for agents created since that a complete epoch contains. Otherwise a recovery
+could undo the agent's creation and leave its inputs without a receiver. If that epoch is condemned later, inputs of such an agent wait here
+until it is created again.
 
-*Answers.* Clients may wait for an input's answer (`ReplyWaiters`). An *early* answer is sent when its turn has ended: a recovery may undo that turn,
-and the repeated turn may give another answer. Other answers are sent when a complete epoch holds the turn, and are never reverted (R2; output commit:
-Strom and Yemini 1985). Answers are kept with the keys of consumed inputs (`agent_io.py`), so they belong to the agent's state: a client that asks
-again, at the agent's next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
+*Answers.* Clients may wait for an input's answer (`ReplyWaiters`). An *early* answer is sent when its turn has ended; a recovery may undo
+that turn, and the repeated turn may give another answer. Other answers are sent when a complete epoch contains the turn, and are never
+reverted (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of consumed inputs (`agent_io.py`), so they belong to
+the agent's state: a client that asks again, even at the agent's next host, gets the same answer. Only a dead letter is not final: after an
+operator's retry the new turn gives the answer.
 """
 
 from snapline.agent_runtime.host import dead_letters
@@ -43,11 +46,11 @@ from snapline.storage.disk.record import digest_of
 from snapline.storage.log.log_record import LoggedInput
 
 Place = tuple[str, str]
-"""Agent and key."""
+"""Agent and input key."""
 
 
 class ReplyWaiters:
-    """Requests that wait for answers of the agents here."""
+    """Client requests that wait for answers of the agents on this host."""
 
     _membership: AgentRetirement
 
@@ -55,14 +58,15 @@ class ReplyWaiters:
         self._shared = shared
         self._epoch_request = epoch_request
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
-        """Requests, and whether they accept an early answer."""
+        """Numbers of waiting requests, each with whether it accepts an early answer."""
 
     def wire(self, membership: AgentRetirement) -> None:
-        """Connect the membership above this part."""
+        """Connect this part to the membership part above it."""
         self._membership = membership
 
     def reset(self) -> None:
-        """Answer all requests with a retry: a plan ends the history of every agent here, and clients ask the agent's next owner."""
+        """Answer all requests with "retry". A recovery plan ends the history of every agent here, and clients must ask the agent's next
+        host."""
         waiting, self._waiting = self._waiting, {}
         for requests in waiting.values():
             for request, _ in requests:
@@ -101,12 +105,12 @@ class ReplyWaiters:
                     self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether an agent that has stopped must stay for an answer that is not sent as final yet; if so, request an epoch."""
+        """Return whether a stopped agent must stay because a final answer has not been sent yet; if so, request an epoch."""
         inputs = agent.inputs
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        has_dead_lettered = agent.last_dead_letter > 0  # an operator asks only after the command was accepted
+        has_dead_lettered = agent.last_dead_letter > 0  # an operator asks for the answer only after the command was accepted
         is_unreported = any(
             has_dead_lettered or known.reply or (agent.id, known.key) in self._waiting for known in fresh
         )
@@ -115,7 +119,8 @@ class ReplyWaiters:
         return is_unreported
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Send the answers to inputs that the epoch holds as consumed: they are never reverted. Others wait for the next epoch."""
+        """Send the answers to inputs that are consumed in the complete epoch, since such answers are never reverted. Other answers wait for
+        the next epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
@@ -128,7 +133,7 @@ class ReplyWaiters:
                 self.consumed(agent, place[1])
 
     def removed(self, agent: str) -> None:
-        """Answer the requests about an agent that has left."""
+        """Answer the requests for an agent that has left."""
         for place in [place for place in self._waiting if place[0] == agent]:
             for request, _ in self._waiting.pop(place):
                 self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
@@ -157,7 +162,8 @@ def dropped_reason(key: str, agent: str) -> str:
 
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of inputs that wait for a batch; above it, clients must retry. An unavailable store must not fill the memory."""
+"""Largest size of inputs that wait for a batch; above it, clients must retry. With an unavailable store, waiting inputs must not fill the
+memory."""
 
 WAITING_MAX = 10_000
 """Largest number of unconsumed inputs of one agent; above it, clients must retry."""
@@ -166,7 +172,7 @@ RECOVERS = "the fleet recovers"
 
 
 class Request:
-    """A client's request with inputs that are not decided yet. Answers in the order of its inputs."""
+    """A client's request with inputs whose outcome is open. Its answers are in the order of its inputs."""
 
     __slots__ = ("answers", "open")
 
@@ -176,7 +182,7 @@ class Request:
 
 
 class Inputs:
-    """Inputs of the agents here. `asks`: clients that wait for answers."""
+    """Inputs of the agents on this host. `asks`: clients that wait for answers."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog) -> None:
         self._shared = shared
@@ -189,7 +195,8 @@ class Inputs:
         self._orphans: dict[str, list[tuple[LoggedInput, bool]]] = {}
         """Inputs of agents that are not in the plan, and whether the inputs are dropped."""
         self._young: dict[str, int] = {}
-        """Agent created under this plan that no complete epoch is known to hold → latest epoch begun at its creation."""
+        """Mapping from an agent created under this plan, and not known to be in a complete epoch, to the latest epoch begun at its
+        creation."""
 
     # ---- plans and epochs -----------------------------------------------------------------------------------------
 
@@ -205,7 +212,8 @@ class Inputs:
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore what the logs of earlier plans hold beyond the agents' checkpoints: it waits for its turn again."""
+        """Restore the inputs that the logs of earlier plans contain beyond the agents' checkpoints; these inputs wait for their turns
+        again."""
         shared = self._shared
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
@@ -229,13 +237,14 @@ class Inputs:
             agent.mailbox.append((None, logged, logged.payload))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
-        """Note an agent created here, after epoch `begun` had begun: the first one that holds it, once complete, makes it permanent."""
+        """Record an agent created here after epoch `begun` had begun. The first complete epoch that contains the agent makes it
+        permanent."""
         self._young[agent.id] = begun
         for logged, is_dropped in self._orphans.pop(agent.id, ()):
             self._restore(agent, logged, is_dropped=is_dropped)
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Handle an ended epoch: once complete, it makes its agents permanent."""
+        """Handle an ended epoch; a complete epoch makes its agents permanent."""
         if event.is_complete:
             self._young = {
                 agent: begun_epoch for agent, begun_epoch in self._young.items() if begun_epoch >= event.epoch
@@ -245,20 +254,21 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
+        """Consume an input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
-        if agent is not None and agent.inputs is not None:  # otherwise it has left, and its inputs are dead letters
+        if agent is not None and agent.inputs is not None:  # otherwise the agent has left, and its inputs are dead letters
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """End the turn of an input that was consumed before."""
+        """Handle the end of the turn of an input that was consumed before."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay: for unconsumed inputs, for answers that clients still wait for, for dead letters of theirs."""
+        """Return whether a stopped agent must stay: for unconsumed inputs, for answers that clients still wait for, or for clients' dead
+        letters."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)
@@ -281,7 +291,7 @@ class Inputs:
             self._shared.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
     def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
-        """Return the answer, or None where it waits for a batch."""
+        """Admit an input. Return its answer, or None if the input waits for a batch."""
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not self._shared.is_loaded:
             return InputOutcome(RETRY, reason=self._location_of(offered.agent))
@@ -309,7 +319,7 @@ class Inputs:
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
     ) -> InputOutcome | None:
-        """Return the known outcome of the key; status "" means to wait with the first request for it."""
+        """Return the known outcome of the key. Status "": the request waits together with the first request for this key."""
         inputs = agent.inputs
         if inputs is None:
             return None
@@ -370,14 +380,15 @@ class Inputs:
         return None
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Acknowledge an input that the log holds. An input of an earlier plan is found there by the agent's owner."""
+        """Acknowledge an input that is in the log. If the log belongs to an earlier plan, the agent's present host finds the input
+        there."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """Answer an input that will never be in the log."""
+        """Answer the client of an input that will never be in the log."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

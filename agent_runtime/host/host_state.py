@@ -1,7 +1,7 @@
-"""State of a host core: what it keeps of each agent, of each other host and of each epoch, and what its parts share.
+"""State of a host core: the records of each agent, each other host and each epoch, and the state that the core's parts share.
 
-The shared state has the host's plan and epochs, its agents and peers, the time, and the commands given so far. Fields used by only one part belong to
-that part.
+The shared state contains the host's plan and epochs, its agents and peers, the time, and the commands issued so far. A field that only one
+part uses belongs to that part.
 """
 
 from collections import deque
@@ -37,7 +37,8 @@ DEAD_LETTERS_KEPT = 100
 PARKED_MESSAGES_MAX = 4096
 """Largest number of messages for others in an agent's outbox at which the agent still takes its own turns (timers, messages to itself).
 
-So a source runs no faster than its receivers. Turns for messages of others are never held back: that would deadlock a cyclic fleet."""
+So a source runs no faster than its receivers. Turns for messages of other agents are never held back, since that would deadlock a fleet
+with cycles."""
 
 
 class AgentInlet(Inlet):
@@ -46,8 +47,8 @@ class AgentInlet(Inlet):
     Attributes:
         owner: receiving agent; None if arriving messages are discarded (the agent left, or never existed).
         peer: host of the sending end.
-        first_number: first message of this channel that counts in the window of `peer`'s link; earlier ones were in a mailbox after a recovery, or
-            came before their agent was created.
+        first_number: first message of this channel that counts in the window of `peer`'s link; earlier messages were in a mailbox after a
+            recovery, or came before their agent was created.
     """
 
     __slots__ = ("first_number", "owner", "peer")
@@ -66,15 +67,15 @@ class AgentOutlet(Outlet):
     owner: "LocalAgent"
     peer: "Peer | None"
     inlet: AgentInlet | None  # set if the receiver is on this host
-    is_waiting: bool  # in its peer's queue of outlets that have parked messages
+    is_waiting: bool  # whether the outlet is in its peer's queue of outlets with parked messages
 
 
 Mark = int | bytes
 """Protocol data of a message: a stamp in chandy-lamport, otherwise a piggyback."""
 
 Entry = tuple[AgentInlet | None, Mark | str | LoggedInput | StashedMessage, bytes]
-"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own turn, (None, input, payload) for an
-input, (None, stashed, payload) for a message or input that was consumed early."""
+"""One waiting turn: (inlet, mark, payload) for a message; (None, timer's name or "", payload) for the agent's own turn; (None, input,
+payload) for an input; (None, stashed, payload) for a message or input that was consumed early."""
 
 START = ""
 """Placeholder for a timer's name in the entry that runs `on_start`."""
@@ -117,8 +118,8 @@ class DurableTurn:
         is_logged: the result of `waits` has to be in the host log before the turn continues.
         is_logging: that result is being written to the host log.
         logged: number of journal entries that are in the host log, are being written, or need not be logged.
-        rolled, prefix: number of entries digested, and the resulting digest.
-        look: entries that were compared with the wait.
+        rolled, prefix: number of journal entries digested so far, and the resulting digest.
+        look: record of the entries that were compared with the wait.
     """
 
     __slots__ = (
@@ -142,11 +143,11 @@ class DurableTurn:
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:
-        """Return the turn with all of its journal, to be run again."""
+        """Return the turn with its whole journal, so that it can be run again."""
         return self._from(0)
 
     def saved(self) -> tuple[SavedTurn, SealedRuns | None]:
-        """Return the turn as a checkpoint holds it: sealed parts of its journal are not in the turn."""
+        """Return the turn in the form for a checkpoint, where the sealed parts of its journal are stored separately."""
         sealed = self._sealed.seal(self.journal)
         return self._from(0 if sealed is None else sealed.count), sealed
 
@@ -175,9 +176,9 @@ class LocalAgent:
     Attributes:
         protocol: epoch core of the agent; only the coordinated mode sets and reads it.
         logged: rule, log and clock of the agent; only the logged mode sets and reads it.
-        owes: the mode has to be called between two turns.
+        owes: the host mode must be called between two turns.
         is_held: the agent is frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
-        mailbox: entries that arrived and are not consumed; a record makes those with older stamps channel state.
+        mailbox: entries that arrived and are not consumed; when the agent records, entries with older stamps become channel state.
         deferred: the agent's own turns, held back while its outbox or its pending outputs are over the bound.
         is_full: the pending outputs are over a bound.
         current: entry of the running turn, or None between turns.
@@ -187,11 +188,11 @@ class LocalAgent:
         awaits_creation: the creation message has not arrived; no other entry may be the first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
         dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and of the newest dead letter ever (`dead_letters.py`).
-        retired_in: None while the agent is active; afterwards the epochs for which it still has to stay.
+        retired_in: None while the agent is active; afterwards the epochs for which the agent must still be kept.
         inputs: inputs from outside; None if there were none yet.
         outputs: outputs; None if there were none yet.
-        turn: unfinished durable turn, if any.
-        begun: durable turns so far; None if there were none, also in the logs.
+        turn: the unfinished durable turn, if any.
+        begun: history of durable turns; None if there were none, even in the logs.
         stash: entries that were consumed during a durable turn and still wait for their turns.
         effects: effects on the outside; None if there were none yet.
     """
@@ -284,7 +285,8 @@ class LocalAgent:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether its outbox holds too much for others. Messages to the agent itself leave only by the turns that it gives itself."""
+        """Return whether the agent's outbox holds too many messages for other agents. Messages to the agent itself do not count, since only
+        the agent's own turns consume them."""
         if self.parked <= PARKED_MESSAGES_MAX:
             return False
         outlet = self.outlets.get(self.id)
@@ -292,19 +294,19 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether nothing leaves the outbox: the agent is held, or has failed, so that its work since the last checkpoint is lost."""
+        """Return whether no message leaves the outbox: the agent is held, or has failed and loses its work since the last checkpoint."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
-        """Return the last number that left, by receiver."""
+        """Return the number of the last message that left, by receiver."""
         return {outlet.receiver: outlet.number for outlet in self.outlets.values() if outlet.number}
 
     def received(self) -> dict[str, int]:
-        """Return the last number that was consumed, by sender."""
+        """Return the number of the last message that was consumed, by sender."""
         return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
 
     def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
-        """Return the part of a checkpoint taken now besides state and channels; `number`: the next one."""
+        """Return the contents of a checkpoint taken now, without state and channels; `number`: number of that checkpoint."""
         outbox = [
             ParkedMessage(outlet.receiver, payload)
             for outlet in self.outlets.values()
@@ -402,7 +404,7 @@ class Peer:
 
     @property
     def floor(self) -> int | None:
-        """Newest epoch that, like all before it, has nothing to do with the link; None: its ends have not agreed as yet."""
+        """Newest epoch that does not involve the link; earlier epochs do not either. None: the two ends have not agreed yet."""
         return None if self.link is None else self.link.floor
 
     @property
@@ -415,7 +417,7 @@ class Peer:
 
     @property
     def owes_consumption_report(self) -> bool:
-        """Return whether consumption must be reported, also if only credit changed and the window was freed before."""
+        """Return whether consumption must be reported, even if only credit has changed and the window was freed before."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
@@ -426,14 +428,14 @@ class Peer:
 
 
 class HostEpoch:
-    """One epoch as this host sees it.
+    """State of one epoch on this host.
 
     Attributes:
-        unrecorded: local agents that still owe their record.
-        awaited: hosts whose marker item has not come.
-        markers: agent → receiver → last number sent before its record.
+        unrecorded: agents of this host that have not recorded yet.
+        awaited: hosts whose marker item has not arrived.
+        markers: agent → receiver → number of the last message sent before the agent recorded.
         refusal: reason why this host's part must not be used, or "".
-        heard_ns: arrival of the first message about the epoch.
+        heard_ns: arrival time of the first message about the epoch.
     """
 
     __slots__ = (
@@ -454,7 +456,7 @@ class HostEpoch:
 
 
 ENDED_KEPT = 64
-"""Number of ended epochs remembered, so that a late marker or directive does not reopen one; at most four are open."""
+"""Number of ended epochs remembered, so that a late marker or directive does not reopen one. At most four epochs are open."""
 
 
 UNDONE = "undone"
@@ -466,8 +468,8 @@ class HostCounts:
     Attributes:
         turns: turns that succeeded.
         dead_letters: dead letters of this host's agents, and messages for departed agents.
-        checkpoints, forced: checkpoints of agents of a logged protocol, and the forced ones; put_off: basic checkpoints skipped because the store was
-            busy.
+        checkpoints, forced: checkpoints of agents of a logged protocol, and the forced ones; put_off: basic checkpoints deferred because
+            the store was busy.
         piggybacked, piggyback_bytes: messages sent in a logged protocol, and the size of their piggybacks.
         effects: recorded outcomes of effects; completed compensations count as "undone".
         plans, first_plan_ns: number of applied plans, and time of the first; each later plan is a failure of the fleet.
@@ -496,7 +498,7 @@ class HostCounts:
 
 
 class HostState:
-    """State shared by the parts of one host core; they change it inside `handle` only.
+    """State shared by the parts of one host core, which change it only inside `handle`.
 
     Attributes:
         host: id of this host.
@@ -506,7 +508,7 @@ class HostState:
         cluster: id of this fleet's run.
         plan: number of the plan applied, or being applied; 0 before the first.
         plan_hosts: the hosts of that plan.
-        begun_epoch: the latest epoch known to have begun; in logged protocols, when the plan was made.
+        begun_epoch: the latest epoch known to have begun; in logged protocols, the latest one when the plan was made.
         plan_epoch: latest epoch begun when the plan was made.
         is_loaded: the plan's agents are here.
         ended: newest epochs that have ended under this plan.
@@ -542,12 +544,12 @@ class HostState:
         self._requests = 0
 
     def next_request(self) -> int:
-        """Return the number of the next question to the coordinator."""
+        """Return the number for the next query to the coordinator."""
         self._requests += 1
         return self._requests
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
-        """Return the epochs that are still to be waited for."""
+        """Return those of the epochs that have not ended yet."""
         return {epoch: None for epoch in epochs if epoch not in self.ended}
 
     def note(self, level: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A complete cut, for `stop_when` and for display: the agents' states, the contents of their checkpoints, and all of it as HTML.
+"""A complete cut, for `stop_when` and for display: the agents' states, the contents of their checkpoints, and both rendered as HTML.
 
 *Contents of a checkpoint besides its state*: messages in transit, timers, spawns, dead letters. `Cut` and the snapshot reader show the same contents
 but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type name, message).
@@ -40,7 +40,7 @@ class TransitMessage(msgspec.Struct, frozen=True):
     Attributes:
         sender, receiver: agents.
         number: number of the message on its channel; None while it waits in the sender's outbox.
-        message: the message; a dict of its fields if its class is not available; None for the message that creates an agent.
+        message: the message, or a dict of its fields if its class is not available; None for the message that creates an agent.
         type: type name of the message; "" for the message that creates an agent.
     """
 
@@ -55,7 +55,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that its agent could not handle.
 
     Attributes:
-        agent: agent that has the dead letter.
+        agent: agent whose dead letter this is.
         sender: sender of the message; the agent itself for a timer's message, or for one that can never arrive.
         message, type: see `TransitMessage`; None and "" if `on_start` failed.
         error: error of the last attempt.
@@ -75,7 +75,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class PendingTimer(msgspec.Struct, frozen=True):
-    """A timer that had not fired; `remaining_s` counts from the agent's checkpoint."""
+    """A timer that had not fired; `remaining_s` is the time left when the agent took its checkpoint."""
 
     agent: str
     name: str
@@ -145,7 +145,7 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
 
 
 def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield the effects that an agent was to do, or to undo, and had not."""
+    """Yield the effects of an agent that were requested, or were to be undone, and are not completed."""
     effects = checkpoint.effects
     if effects is not None and effects.open is not None:
         yield f"{checkpoint.agent}: {effects.open.name}"
@@ -155,14 +155,14 @@ def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
 
 
 def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield the unfinished durable turn of an agent, if it has done something outside."""
+    """Yield the unfinished durable turn of an agent if the turn has done effects."""
     effects = checkpoint.effects
     if checkpoint.turn is not None and effects is not None and effects.made:
         yield f"{checkpoint.agent}: a turn that has done {', '.join(effect.name for effect in effects.made)}"
 
 
 def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages that a durable turn has deferred: received, and not handled."""
+    """Yield the messages that a durable turn has deferred: they were received but not handled."""
     for stashed in checkpoint.stash:
         kind, decoded = decode(checkpoint.agent, stashed.payload)
         yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
@@ -190,12 +190,12 @@ class Cut:
     """One complete epoch: the state of each agent, and all messages in transit.
 
     Attributes:
-        epoch: its number.
+        epoch: number of the epoch.
         states: agent → state, decoded on access; agents that do not exist yet are missing.
         in_transit: messages in channels and outboxes, in order for each channel.
-        dead_letters: messages that could not be handled: the newest of each agent, oldest first.
+        dead_letters: messages that could not be handled; the newest ones of each agent, oldest first.
         dead_letter_count: number of all dead letters ever, over all agents, without those that were retried and handled.
-        timers: number of pending timers, over all agents.
+        timers: number of pending timers of all agents.
         pending_timers: the pending timers.
         pending_turns: unfinished durable turns; `states` holds the states from before these turns.
         open_effects: unfinished effects and compensations, as `agent: effect`. `stop_when` does not end a fleet in such a cut.
@@ -299,7 +299,8 @@ class Cut:
 
 
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
-    """Decode a message as its receiver's class declares it, or plainly if no handler exists, as for a future dead letter."""
+    """Decode a message as its receiver's class declares it. If no handler exists, decode to plain values; such a message will become a dead
+    letter."""
     with contextlib.suppress(Exception):
         name, body = split_message(unwrapped(payload))
         handler = agent_type(agent_class).handlers.get(name)
@@ -315,7 +316,7 @@ def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
 
 
 class _States(Mapping[str, object]):
-    """States by agent. `read_parts` reads the parts that are not in the checkpoint itself: only of agents that are accessed."""
+    """States by agent. `read_parts` reads the parts that are not in the checkpoint itself, and only for agents that are accessed."""
 
     def __init__(
         self,
@@ -355,7 +356,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state for display, without the classes that wrote it. Without `read_parts`, parts outside the state's record are described, not
+    """Return the state for display, without needing its classes. Without `read_parts`, parts outside the state's record are described, not
     read.
 
     Raises:
@@ -440,7 +441,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
 
 
 def of_snapshot(snapshot: ShownSnapshot) -> str:
-    """Show a snapshot's agents and messages in transit. The first agents are read, large arrays are not."""
+    """Show a snapshot's agents and messages in transit. Only the first agents are read, without large arrays."""
     names = list(snapshot.agents)[:ROWS_MAX]
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
@@ -531,19 +532,19 @@ def _text(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """Make all keys text: JSON has no others."""
+    """Convert all keys to text, since JSON has no other keys."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
     return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def heading(words: str) -> str:
-    """Return a heading in a notebook's size."""
+    """Return an HTML heading in a size that suits a notebook."""
     return f"<h4>{escape(words)}</h4>"
 
 
 def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
-    """Return the first rows of a table of `count` ones; all cells are escaped."""
+    """Return the first rows of a table with `count` rows as HTML; all cells are escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
     hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)
