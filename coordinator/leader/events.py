@@ -1,4 +1,4 @@
-"""Events that the leader core takes, and commands that it gives. Commands are carried out in order."""
+"""Events that the leader core handles, and commands that it returns. Commands are executed in order."""
 
 import msgspec
 
@@ -9,15 +9,15 @@ from snapline.messages.host_messages import Directive, HostMessage, ReportedPack
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of the leader core's events."""
+    """Base class of the leader core's events."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of the leader core's commands."""
+    """Base class of the leader core's commands."""
 
 
 class LeaderStarted(Event, frozen=True, gc=False):
-    """First event: the state is as the log says, and this leader decides from now on."""
+    """First event: the state reflects the whole log, and this leader decides from now on."""
 
 
 class MessageReceived(Event, frozen=True, gc=False):
@@ -32,14 +32,14 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class ProposalEnded(Event, frozen=True, gc=False):
-    """Outcome of a `Propose`. A committed operation has changed the state already."""
+    """Outcome of a `Propose`. A committed operation is already applied to the state."""
 
     token: int
     outcome: ProposalOutcome
 
 
 class ProbeWritten(Event, frozen=True, gc=False):
-    """End of a `WriteProbe`. `error` not empty: the probe could not be written."""
+    """Result of a `WriteProbe`. `error` not empty: the probe could not be written."""
 
     session: int
     path: str
@@ -48,8 +48,8 @@ class ProbeWritten(Event, frozen=True, gc=False):
 
 
 class ManifestWritten(Event, frozen=True, gc=False):
-    """A durable manifest, with every pack read back and compared. `error` not empty: that failed. `damaged_base`,
-    `damaged_path`: it failed because the manifest of this base epoch is damaged."""
+    """Result of a `WriteManifest`: the manifest is durable, and every pack was read back and compared. `error` not empty: that failed.
+    `damaged_base`, `damaged_path`: the cause is the damaged manifest of this base epoch."""
 
     epoch: int
     root: str
@@ -59,10 +59,10 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 
 class EpochPublished(Event, frozen=True, gc=False):
-    """A durable ref.
+    """Result of a `PublishEpoch`: the ref is durable.
 
     Attributes:
-        error: why the ref is not durable; empty: it is.
+        error: why the ref is not durable; empty: the ref is durable.
         damaged_path: an existing ref that is damaged.
         is_final: the store has another owner, so a retry is useless.
         inputs: agent → last input that it has consumed in the epoch.
@@ -78,11 +78,11 @@ class EpochPublished(Event, frozen=True, gc=False):
 
 
 class EpochReleased(Event, frozen=True, gc=False):
-    """Durable outputs of an epoch.
+    """Result of a `ReleaseEpoch`: the outputs of an epoch are durable.
 
     Attributes:
-        error: why the outputs may not be durable; empty: they are.
-        damaged_epoch, damaged_path: the error is damage of this epoch, which is the released one or an earlier one.
+        error: why the outputs may not be durable; empty: the outputs are durable.
+        damaged_epoch, damaged_path: the error is damage of this epoch, which is the released epoch or an earlier one.
         inputs: agent → last input that it has consumed in the epoch.
         outputs: agent → last output that it has emitted in the epoch.
     """
@@ -97,7 +97,7 @@ class EpochReleased(Event, frozen=True, gc=False):
 
 class LineChecked(Event, frozen=True, gc=False):
     """Result of a CheckLine. `damaged_path` not empty: the epoch cannot be used;
-    otherwise `error` not empty: the store could not be read just now."""
+    otherwise `error` not empty: the store could not be read at this time."""
 
     epoch: int
     error: str = ""
@@ -105,7 +105,8 @@ class LineChecked(Event, frozen=True, gc=False):
 
 
 class LineMaterialised(Event, frozen=True, gc=False):
-    """A recovery line made into an epoch: its pack and manifest are durable. `error` not empty: that failed.
+    """Result of a `MaterialiseLine`: the recovery line is stored as an epoch with a durable pack and manifest. `error` not empty: that
+    failed.
 
     Attributes:
         unborn: agents of the line that are not created yet.
@@ -135,7 +136,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
         number: number among the agent's checkpoints, over all incarnations.
         basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the
             agent is not created in the base epoch: number 0, nothing sent, nothing received.
-        epoch: round of a tentative checkpoint; the base epoch for its own checkpoints; otherwise 0.
+        epoch: round of a tentative checkpoint; the base epoch's number for checkpoints in the base epoch; otherwise 0.
         pack: pack that holds the checkpoint.
         sent: receiver → last number sent before the checkpoint; all channels.
         received: sender → last number consumed before the checkpoint; all channels.
@@ -196,7 +197,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher's report that this run of a host is over; `died_in`: turns that were running when its process died."""
+    """A launcher's report that this run of a host has ended; `died_in`: turns that were running when the host process died."""
 
     host: str
     instance: str
@@ -205,7 +206,10 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class HostBusyReported(Event, frozen=True, gc=False):
-    """A host's report that its process lives while its event loop is blocked: for `busy_ns`, by `what`. A separate thread sends it."""
+    """A host's report that its process is alive while its event loop is blocked, for `busy_ns` so far, by `what`.
+
+    A separate thread sends the report.
+    """
 
     host: str
     instance: str
@@ -220,7 +224,7 @@ class ReplicaStatusChecked(Event, frozen=True, gc=False):
         replica: id of this replica.
         missing: replicas to which it has no connection.
         count: number of all replicas.
-        certificate_left_ns: time until its own certificate expires; 0 or below: expired. None: it need not be renewed.
+        certificate_left_ns: time until this replica's certificate expires; 0 or below: expired. None: the certificate need not be renewed.
     """
 
     replica: str
@@ -247,7 +251,7 @@ class LineRequested(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """Wakeup: the clock has passed `wakeup_ns`."""
+    """The timer fired: the clock has passed `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
@@ -263,20 +267,20 @@ class Propose(Command, frozen=True, gc=False):
 
 
 class SendDirective(Command, frozen=True, gc=False):
-    """Send a directive to hosts; sessions that are closed by now are skipped."""
+    """Send a directive to hosts. Sessions that were closed in the meantime are skipped."""
 
     sessions: tuple[int, ...]
     directive: Directive
 
 
 class CloseStream(Command, frozen=True, gc=False):
-    """End the stream once all messages to it have left."""
+    """End the stream after all messages queued for it were sent."""
 
     session: int
 
 
 class WriteProbe(Command, frozen=True, gc=False):
-    """Write a probe into the store; answered by `ProbeWritten`."""
+    """Write a probe file into the store; answered by `ProbeWritten`."""
 
     session: int
 
@@ -297,7 +301,7 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteManifest(Command, frozen=True, gc=False):
-    """Read each pack's index back, compare, write the manifest; answered by `ManifestWritten`.
+    """Read each pack's index back, compare it with the report, and write the manifest; answered by `ManifestWritten`.
 
     Attributes:
         bases: complete epochs whose chunks the packs may reuse → their roots.
@@ -323,7 +327,7 @@ class WriteManifest(Command, frozen=True, gc=False):
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
-    """Write the ref; answered by `EpochPublished`. May be repeated."""
+    """Write the ref of a complete epoch; answered by `EpochPublished`. May be repeated."""
 
     epoch: int
     root: str
@@ -370,7 +374,7 @@ class SweepStore(Command, frozen=True, gc=False):
     Attributes:
         kept: complete and condemned epochs.
         undecided: epochs that are open in the log, or complete and not published yet.
-        begun: newest epoch that the sweep may touch, so a late sweep cannot delete newer data.
+        begun: newest epoch whose data the sweep may delete, so that a late sweep cannot delete newer data.
     """
 
     kept: tuple[int, ...]
@@ -385,7 +389,7 @@ class SweepLogs(Command, frozen=True, gc=False):
         plan: number of the present plan.
         epochs: all epochs that a recovery may return to → their roots.
         left: agents that have left → lowest epoch that no longer contains the agent.
-        settled_epoch: first epoch from which no turn undone by the plan is repeated.
+        settled_epoch: first epoch from which on no turn undone by the plan is repeated.
     """
 
     plan: int
@@ -395,11 +399,11 @@ class SweepLogs(Command, frozen=True, gc=False):
 
 
 class LineAgent(msgspec.Struct, frozen=True, gc=False):
-    """One agent of a line that is to become an epoch.
+    """One agent of a recovery line that will be stored as an epoch.
 
     Attributes:
-        number: number of its checkpoint on the line.
-        base_number: number of its checkpoint in the base epoch; -1: none, because it is unborn or there is no base.
+        number: number of the agent's checkpoint on the line.
+        base_number: number of the agent's checkpoint in the base epoch; -1: none, because the agent is unborn or there is no base.
         paths: packs of its checkpoints base_number + 1 … number, in order. Without a checkpoint in the base epoch they
             start at 0 for an agent of the fleet's definition, and at 1 for one created later. Empty: the checkpoint of the
             base epoch or, without one, an agent that is not created yet (number 0).
@@ -415,9 +419,9 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class MaterialiseLine(Command, frozen=True, gc=False):
-    """Make a recovery line into an epoch: read its checkpoints and their sender logs, write one pack and a manifest.
+    """Store a recovery line as an epoch: read its checkpoints and their sender logs, then write one pack and a manifest.
 
-    Answered by `LineMaterialised`. May be repeated: then another pack and manifest are written.
+    Answered by `LineMaterialised`. May be repeated; a repetition writes another pack and manifest.
 
     Attributes:
         base_epoch: the newest epoch that can be used; 0: there is none.
@@ -446,7 +450,7 @@ class ScanCheckpoints(Command, frozen=True, gc=False):
 
 
 class DeleteCheckpoints(Command, frozen=True, gc=False):
-    """Delete checkpoint packs that no line can need any more, in the background."""
+    """Delete, in the background, checkpoint packs that no recovery line can need any more."""
 
     paths: tuple[str, ...]
 
@@ -454,7 +458,7 @@ class DeleteCheckpoints(Command, frozen=True, gc=False):
 class SweepCheckpoints(Command, frozen=True, gc=False):
     """Delete in the background all checkpoint packs of older plans, except `kept`.
 
-    Packs of this plan and of later ones remain: a host may be writing them.
+    Packs of this plan and of later plans remain, because a host may be writing them.
     """
 
     plan: int
@@ -462,7 +466,7 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
 
 
 class AnswerTool(Command, frozen=True, gc=False):
-    """Base of the answers to tools. Each request number gets exactly one answer."""
+    """Base class of the leader's answers to tool requests. Each request number gets exactly one answer."""
 
     request: int
 
@@ -475,7 +479,7 @@ class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of a line for an agent: durable checkpoints passed over, and turns undone as far as they are known."""
+    """Cost of a recovery line for an agent: durable checkpoints lost, and turns undone as far as they are known."""
 
     checkpoints: int
     turns: int
@@ -486,7 +490,7 @@ class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         failed: the agents that fail.
-        line: agent → number of its checkpoint; None: it keeps its live state.
+        line: agent → number of its checkpoint; None: the agent keeps its live state.
         costs: agent → cost, for agents that go back to a checkpoint.
         in_transit: messages to be delivered again; -1: not counted.
     """
@@ -498,7 +502,10 @@ class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerLine(AnswerTool, frozen=True, gc=False):
-    """The line of each failure. `silent`: hosts that have not reported their live states; `refused`: why there is no answer."""
+    """Answer to `LineRequested`: the recovery line of each failure.
+
+    `silent`: hosts that have not reported their live states; `refused`: why there is no answer.
+    """
 
     lines: tuple[RecoveryLineResult, ...] = ()
     silent: tuple[str, ...] = ()
@@ -506,7 +513,7 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerRestore(AnswerTool, frozen=True, gc=False):
-    """The plan of a restore. `refused`: why there is no plan; `may_pass`: a retry may succeed."""
+    """Answer to `RestoreRequested`: the plan of the restore. `refused`: why there is no plan; `may_pass`: a retry may succeed."""
 
     request: int
     plan: int = 0
@@ -515,7 +522,7 @@ class AnswerRestore(AnswerTool, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Log `text`. `level`: "info", "warning" or "error"."""
+    """Write `text` to the process's log. `level`: "info", "warning" or "error"."""
 
     level: str
     text: str
@@ -536,7 +543,7 @@ class ForgetHostRequested(Event, frozen=True, gc=False):
 
 
 class EndHostRequested(Event, frozen=True, gc=False):
-    """An operator's request to end the present run of a host."""
+    """An operator's request to end the current run of a host."""
 
     host: str
 
@@ -545,7 +552,7 @@ class MovesRequested(Event, frozen=True, gc=False):
     """An operator's request to move agents; answered by `AnswerMoves` with the same number when the hosts are marked.
 
     Attributes:
-        drained: hosts that agents are to leave.
+        drained: hosts that agents must leave.
         resumed: hosts that may take agents again.
         is_even: spread the agents evenly over all hosts.
     """
@@ -557,13 +564,16 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
-    """Answer: the host's record is removed, or the host is back. `refused`: why the record is kept."""
+    """Answer to `ForgetHostRequested`: the host's record is removed, or the host is back. `refused`: why the record is kept."""
 
     refused: str = ""
 
 
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
-    """Answer: the drain marks are in the log. `refused`: why not; `plan`: the present plan; `is_moving`: the next plan moves agents."""
+    """Answer to `MovesRequested`: the drain marks are in the log.
+
+    `refused`: why not; `plan`: the current plan; `is_moving`: the next plan moves agents.
+    """
 
     refused: str = ""
     plan: int = 0

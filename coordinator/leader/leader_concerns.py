@@ -1,22 +1,23 @@
-"""Concerns of a fleet: their collection, and those about processes, missing hosts and recovery objectives.
+"""Concerns (problems shown to operators) of a fleet: collects them, and raises those about processes, missing hosts and recovery
+objectives.
 
-Each part reports what it waits for; `Concerns` adds the start time and the remedy. Nothing is decided from a concern. Processes raise concerns
-about coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are missing if none is
-attached, or if the fleet waits for its first ones.
+Each part reports what it waits for; `Concerns` adds the start time and the remedy. No decision depends on a concern. Processes
+raise concerns about coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are
+missing if no host is attached, or if the fleet waits for its first hosts.
 
-*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take (RTO). One log
-line is written when an objective is missed, and one when it is met again.
+*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take
+(RTO). One log line is written when an objective is missed, and one when it is met again.
 
 *Time.* Objectives use the wall-clock times of the replicated state, but this core has only a monotonic clock. Each applied
 operation carries the time of its proposal, so the offset between the clocks is known to one log round trip. A new leader with an
 idle log is behind until the first operation is applied.
 
-*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) is more than allowed. It rises between two epochs and falls with
-each. RPO is met again only when an epoch completes in time; otherwise a fleet whose interval is a little too long would log a
-warning at each epoch. The work at risk does not grow while the fleet does not run.
+*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds the objective. The work at risk rises between two epochs
+and falls with each epoch. RPO is met again only when an epoch completes in time; otherwise a fleet whose interval is slightly
+too long would log a warning at each epoch. The work at risk does not grow while the fleet does not run.
 
-*RTO* is missed when a failure keeps the fleet from running for longer than allowed. It is met again when a later recovery is in
-time. Plans for restores or moves do not count.
+*RTO* is missed when a failure keeps the fleet from running for longer than allowed. RTO is met again when a later recovery is
+fast enough. Plans for restores or moves are not measured.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,10 +37,10 @@ LOOK_NS = SECOND_NS // 2
 
 
 ABORTED_MIN = 3
-"""Number of consecutive aborted epochs that raises a concern: a recovery, or a long turn, aborts one or two."""
+"""Number of consecutive aborted epochs that raises a concern; a recovery or a long turn aborts only one or two."""
 
 Source = Callable[[], Sequence[Concern]]
-"""Returns a part's present concerns; `since_ns` is 0 if the part does not record the start time."""
+"""Function that returns a part's current concerns; `since_ns` is 0 if the part does not record the start time."""
 
 
 class Concerns:
@@ -52,13 +53,13 @@ class Concerns:
         self._look_ns = 0
 
     def evaluate(self) -> None:
-        """Note which concerns are new and which are over."""
+        """Record which concerns are new and which have ended."""
         if self._shared.now >= self._look_ns:
             self._look_ns = self._shared.now + LOOK_NS
             self.current()
 
     def current(self) -> tuple[Concern, ...]:
-        """Return the present concerns; a fleet that has ended has none."""
+        """Return the current concerns; a fleet that has ended has none."""
         now, known = self._shared.now, self._since_ns
         reported = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
         concerns = []
@@ -71,7 +72,8 @@ class Concerns:
 
 
 def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
-    """Return concerns for agents that wait inside a durable turn, from heartbeats: by name as far as reported, the rest as a count by host."""
+    """Return concerns for agents that wait inside a durable turn, as reported in heartbeats: by name as far as reported, otherwise as a
+    count per host."""
     concerns: list[Concern] = []
     for host in host_sessions.attached():
         session = host_sessions.attached_session(host)
@@ -93,7 +95,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
 
 
 def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Concern]:
-    """Return a concern if consecutive epochs were aborted although the store is healthy: the fleet works, but its work is not saved."""
+    """Return a concern if consecutive epochs were aborted although the store is healthy. The fleet then works without saving its work."""
     state = shared.state
     if state.phase != RUNNING or store.is_degraded:
         return []
@@ -109,23 +111,23 @@ def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Conce
 
 
 SHOWN_NS = 3 * SECOND_NS
-"""Time until missing replicas or hosts are shown: starting or restarted ones are there by then."""
+"""Time until missing replicas or hosts are shown, in nanoseconds; processes that start or restart are connected by then."""
 
 DAY_NS = 86_400 * SECOND_NS
 
 
 class ProcessWatch:
-    """The latest reports. Volatile: processes repeat them."""
+    """Latest reports of processes about themselves. Volatile: processes repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._status = ReplicaStatusChecked("", ())
         self._since_ns: dict[str, int] = {}
-        """Unconnected replica → time since when."""
+        """Replica without a connection → time since which it has none."""
 
     def on_replica_status_checked(self, event: ReplicaStatusChecked) -> None:
-        """Take this replica's check of itself and the others."""
+        """Handle this replica's check of itself and the other replicas."""
         self._status = event
         self._since_ns = {replica: self._since_ns.get(replica, self._shared.now) for replica in event.missing}
 
@@ -184,12 +186,12 @@ class MissingHosts:
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
-        """Note since when hosts are missing."""
+        """Record since when hosts are missing."""
         are_missing = bool(self._text())
         self._since_ns = (self._since_ns or self._shared.now) if are_missing else None
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if no host is attached, or too few to begin."""
+        """Return a concern if no host is attached, or too few hosts for the fleet to begin."""
         lasts_ns = 0 if self._since_ns is None else self._shared.now - self._since_ns
         text = self._text() if lasts_ns >= SHOWN_NS else ""
         return [Concern("hosts", (), lasts_ns, text)] if text else []
@@ -231,7 +233,7 @@ class Objectives:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._offset_ns: int | None = None
-        """Largest offset seen from the monotonic clock to the state's clock: operations are applied some time after their proposal."""
+        """Largest offset seen from the monotonic clock to the state's clock: an operation is applied some time after its proposal."""
         self._line: tuple[int, int] | None = None
         """(plan, newest complete epoch) since which work is at risk; None: the fleet has not run under this leader."""
         self._line_ns = 0
@@ -239,7 +241,7 @@ class Objectives:
         self._peak_ns = 0
         """Work at risk when RPO was last missed."""
         self._since: dict[str, int] = {}
-        """Missed objective → time since when it is missed."""
+        """Missed objective → time since which it is missed."""
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

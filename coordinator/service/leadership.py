@@ -1,12 +1,12 @@
-"""Leadership of this replica, and the leader that runs here while it leads; otherwise hosts and tools are referred to the leader.
+"""Leadership of this replica: runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
 
-A new leader must see everything acknowledged before it, so it waits until an entry of its own (a barrier) is applied. It ends when another
-replica leads, or when it has heard no majority for a while. In between, two replicas may both believe that they lead. The older one is
-harmless: its proposals are committed by the newer leader or not at all, and are refused if the state has changed. Its messages to hosts
-follow from committed operations, and directives are idempotent.
+A new leader must see everything acknowledged before it, so it waits until an entry of its own (a barrier) is applied. Leadership ends
+when another replica is elected, or when this replica has not heard from a majority for a while. In between, two replicas may both
+believe that they lead. The older leader is harmless: its proposals are committed by the newer leader or not at all, and are refused if
+the state has changed. Its messages to hosts follow from committed operations, and directives are idempotent.
 
-`LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it has the streams of hosts, the requests of
-tools, the log, the store's threads and the clock.
+`LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it provides the streams of hosts, the
+requests of tools, the log, the store's threads and the clock.
 """
 
 import asyncio
@@ -32,13 +32,14 @@ from snapline.messages.wire import encode_directive
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
-"""Largest queue for a host that does not read. Beyond it the stream is closed; the next stream begins with the present directives."""
+"""Largest number of directives queued for a host that does not read. Beyond it the stream is closed; the next stream begins with the
+current directives."""
 
 STORE_THREADS = 4
-"""Number of threads for the store: the largest number of open epochs."""
+"""Number of threads for store calls, equal to the largest number of open epochs."""
 
 PROPOSAL_TIMEOUT_S = 30.0
-"""Time limit for a proposal. Then its outcome is unknown, and the leader proposes it again."""
+"""Time limit for a proposal, in seconds. After it the outcome is unknown, and the leader proposes the operation again."""
 
 
 class Outbox:
@@ -65,7 +66,7 @@ class Outbox:
             self._waiting.put_nowait(None)
 
     async def get(self) -> bytes | None:
-        """Return the next directive; None at the end."""
+        """Return the next directive, or None at the end of the stream."""
         return await self._waiting.get()
 
 
@@ -73,8 +74,8 @@ class LeaderRunner:
     """Runs one leader on one event loop: the environment of its driver (`LeaderEnvironment`).
 
     Attributes:
-        ended: set when the leader has ended; `exit_code` or `failure` says how.
-        on_ended: called when the leader has ended by itself, not by `stop`.
+        ended: event that is set when the leader has ended; `exit_code` or `failure` says how.
+        on_ended: function called when the leader has ended by itself, not by `stop`.
     """
 
     def __init__(
@@ -104,17 +105,17 @@ class LeaderRunner:
     # ---- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to lead."""
+        """Start the leader core."""
         self._unless_ended(self._driver.start)
 
     def close_streams(self) -> None:
-        """Take no more events, and end all streams after the queued directives."""
+        """Stop handling events, and end all streams after the queued directives."""
         self._stop_taking_events()
         for outbox in list(self._outboxes.values()):
             outbox.close()
 
     def _stop_taking_events(self) -> None:
-        """Stop, and fail all pending requests of tools: their callers ask the next leader."""
+        """Stop handling events, and fail all pending requests of tools, whose callers then ask the next leader."""
         self.ended.set()
         for waiting in self._pending_requests.values():
             if not waiting.done():
@@ -139,15 +140,15 @@ class LeaderRunner:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the epoch requested by CoordinatorStopRequested is complete, or none is needed."""
+        """Return whether the epoch requested by CoordinatorStopRequested is complete, or no such epoch is needed."""
         return self._core.parts.departures.is_saved
 
     def feed(self, event: ev.Event) -> None:
-        """Hand an event to the core and carry out its commands."""
+        """Pass an event to the core and execute the resulting commands."""
         self._unless_ended(self._driver.feed, event)
 
     def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call the driver, unless this leader has ended; what it raises ends the leader."""
+        """Call `function` of the driver, unless this leader has ended. An exception ends the leader."""
         if self.ended.is_set():
             return
         try:
@@ -215,7 +216,7 @@ class LeaderRunner:
         return reply
 
     def standing(self) -> LeaderStatus:
-        """Return this leader's view of itself."""
+        """Return the leader core's status of the fleet."""
         return self._core.standing()
 
     # ---- the driver's environment -----------------------------------------------------------------------------------
@@ -244,7 +245,11 @@ class LeaderRunner:
                 outbox.put(message)
 
     def _encoded(self, directive: Directive) -> bytes:
-        """Encode a directive. A plan names all agents, and is sent to one host after the other after an election, so its encoding is kept."""
+        """Encode a directive.
+
+        A plan names all agents and is sent to many hosts in turn after an election, so the encoding of the last plan is
+        kept.
+        """
         if not isinstance(directive, Plan):
             return encode_directive(directive)
         if self._plan is None or self._plan[0] != directive:
@@ -274,7 +279,7 @@ class LeaderRunner:
         self._unless_ended(ended, outcome)
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Make a blocking call in one of the store's threads."""
+        """Run a blocking call in one of the store's threads."""
         self._spawn(self._run_in_worker(command, work, then))
 
     async def _run_in_worker(
@@ -285,17 +290,17 @@ class LeaderRunner:
             self._unless_ended(then, await loop.run_in_executor(self._pool, work, command))
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Make a blocking call in the thread that cleans the store."""
+        """Run a blocking call in the thread that cleans the store."""
         self._cleaner.submit(chore, command)
 
     def answer(self, answer: ev.AnswerTool) -> None:
-        """Answer a tool's request, if it still waits."""
+        """Answer a tool's request if the tool still waits."""
         waiting = self._pending_requests.get(answer.request)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def note(self, note: ev.Note) -> None:
-        """Log a note of the core."""
+        """Log a message that the leader core asked to be logged."""
         _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
 
     def end(self, ending: ev.EndRun) -> None:
@@ -312,12 +317,12 @@ class Leadership:
 
     Attributes:
         driver: driver of the leader core; None while this replica does not lead.
-        ended: set when the run is over; `exit_code` or `failure` says how.
-        led: set once this replica has led.
+        ended: event that is set when the run is over; `exit_code` or `failure` says how.
+        led: event that is set once this replica has led.
     """
 
     def __init__(self, make: Callable[[], LeaderRunner]) -> None:
-        """`make` makes the driver of a new leader; it raises SnaplineError if this replica cannot lead."""
+        """Prepare; `make` creates the driver of a new leader and raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
@@ -329,11 +334,11 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """Id of the leading replica, as far as known here; empty: none."""
+        """Return the id of the leading replica as far as this replica knows; empty: none."""
         return self._standing.leader
 
     def on_standing(self, standing: Standing) -> None:
-        """Note a change of leader, as this replica sees it."""
+        """React to a change of leader that this replica has noticed."""
         self._standing = standing
         self._changed.set()
 

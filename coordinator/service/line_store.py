@@ -2,8 +2,9 @@
 
 Agents that checkpoint on their own write checkpoint packs: a state, the channel numbers, and all messages sent since the
 previous checkpoint. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
-channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). They were sent before the line, so
-each is either in the channel state of the base epoch (sent before the base) or in a log of i between base and line.
+channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). These messages were sent before
+the line, so each is either in the channel state of the base epoch (sent before the base) or in a log of i between base and
+line.
 
 Checks, because a restart from this epoch must find exactly the messages in transit (G1, G2):
 
@@ -12,7 +13,7 @@ Checks, because a restart from this epoch must find exactly the messages in tran
 - every pack is the reported one with matching digests, and every checkpoint is the one that the line names (G11).
 
 An agent that is not on the line has been removed. That happens only after a complete epoch has received everything it sent
-(`ComposedLine.finished`). Its numbers are not needed after that, and each host drops them in its own time.
+(`ComposedLine.finished`). Afterwards its numbers are no longer needed, and each host drops them at its own time.
 """
 
 import logging
@@ -44,11 +45,11 @@ SHOWN_MAX = 8
 
 
 class ComposedLine(msgspec.Struct, frozen=True):
-    """A line as the epoch it becomes.
+    """Content of the epoch as which a recovery line is stored.
 
     Attributes:
-        checkpoints: one per agent, in the order of the command's agents.
-        channels: channels between these agents on which something was sent.
+        checkpoints: one checkpoint per agent, in the order of the command's agents.
+        channels: channels between these agents on which messages were sent.
         reused: digests of the chunks that are in the base epoch.
         copied: path of a checkpoint pack → digests of the chunks that are copied from it.
         finished: agents that have stopped, and whose messages are all received on the line.
@@ -72,11 +73,12 @@ class ComposedLine(msgspec.Struct, frozen=True):
 
 
 class _Member(msgspec.Struct):
-    """Agent of the line as it was read.
+    """Agent of the recovery line, as read from the store.
 
     Attributes:
-        checkpoint: its checkpoint on the line; None: not created yet.
-        base: its checkpoint in the base epoch, without state if the line has another one; None: not in the base epoch.
+        checkpoint: the agent's checkpoint on the line; None: the agent is not created yet.
+        base: the agent's checkpoint in the base epoch, without state if the line has another checkpoint; None: the
+            agent is not in the base epoch.
         logs: receiver → messages sent after the base checkpoint and before the line, in order.
     """
 
@@ -89,11 +91,11 @@ class _Member(msgspec.Struct):
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read base and packs, each once, and compose the epoch. This holds the whole fleet's states in memory.
+    """Read the base epoch and the packs, each once, and compose the new epoch. The states of the whole fleet are held in memory.
 
     Raises:
-        DamagedDataError: a file is damaged, or is not the reported one; names it.
-        ProtocolError: the line is no consistent cut, or messages are missing; names the channel.
+        DamagedDataError: a file is damaged, or is not the reported file; the error names it.
+        ProtocolError: the line is not a consistent cut, or messages are missing; the error names the channel.
         StoreError: the store cannot be read just now.
     """
     base = dict(_read_base(store, command))
@@ -120,7 +122,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
 def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
-    """Return the chunks of the line's states that are in the base, and those that are in packs of their checkpoints."""
+    """Return the chunks of the line's states that are in the base, and the chunks that are in checkpoint packs."""
     if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
@@ -141,7 +143,7 @@ def _find_chunks(
 
 
 def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
-    """Write the epoch's only pack, durable when this returns; return the command to write its manifest."""
+    """Write the epoch's only pack, which is durable on return. Return the command to write the epoch's manifest."""
     blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
     chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
     needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
@@ -214,7 +216,7 @@ def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
     first = agent.number - len(agent.paths) + 1
     if base is not None and not base.is_unborn:
         fits = agent.base_number == base.number and first == base.number + 1
-    else:  # An initial agent begins with number 0; one created later has no file of that number.
+    else:  # An initial agent begins with number 0; an agent created later has no file of that number.
         fits = agent.base_number <= 0 and (first in (0, 1) if agent.paths else agent.number == 0)
     if fits:
         return first
@@ -247,7 +249,7 @@ def _read_pack(
 
 
 class _Incoming:
-    """Messages sent to each agent of a line, by receiver and sender.
+    """Messages sent to each agent of a recovery line, by receiver and sender.
 
     Attributes:
         channels: channels between agents of the line on which something was sent, sorted.
@@ -271,7 +273,7 @@ class _Incoming:
                 self._logs[receiver][sender] = log
 
     def of(self, receiver: str, member: _Member) -> dict[str, Messages]:
-        """Return the channel states of `receiver`. ProtocolError: they are not exactly the messages in transit."""
+        """Return the channel states of `receiver`. Raises ProtocolError if they are not exactly the messages in transit."""
         received = {} if member.checkpoint is None else member.checkpoint.received
         base_received = {} if member.base is None else member.base.received
         base_in_transit = {} if member.base is None else member.base.in_transit
@@ -295,7 +297,7 @@ class _Incoming:
 def _check_departed_sender(
     channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]
 ) -> None:
-    """Check a sender that has left the fleet: the receiver has its numbers of the base, or has dropped them."""
+    """Check a sender that has left the fleet: the receiver still has the sender's numbers of the base, or has dropped them."""
     if received > base_received:
         raise ProtocolError(
             f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
@@ -329,7 +331,7 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
     """Read the checkpoints of the base epoch, including entries for its unborn agents.
 
     Raises:
-        DamagedDataError: the epoch is damaged; names the file.
+        DamagedDataError: the epoch is damaged; the error names the file.
         StoreError: the store cannot be read just now.
     """
     if command.base_epoch == 0:
@@ -345,7 +347,7 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
 
 
 def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Read all checkpoint packs of the plan. A damaged pack is logged and left out.
+    """Read all checkpoint packs of the plan. A damaged pack is logged and skipped.
 
     Raises:
         StoreError: the store cannot be read just now.

@@ -1,9 +1,9 @@
-"""Content of the replicated state: one image, encoded as a whole into the log when it is compacted.
+"""Records of the replicated state. They form one image, which is encoded as a whole when the log is compacted.
 
-Every table is bounded by a constant. The image stays below the 64 MiB that a replica accepts from another. With names of usual lengths
-it has 16 MiB at most.
+Every table is bounded by a constant. The image stays below the 64 MiB that a replica accepts from another. With names
+of usual lengths the image has 16 MiB at most.
 
-Ends of epochs and their time accounts are figures for display. Nothing is decided from them.
+The outcomes of epochs and their time accounts are for display only. No decision depends on them.
 """
 
 import msgspec
@@ -14,26 +14,26 @@ from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.protocols.names import is_logged
 
 ENDS_KEPT = 256
-"""Number of newest epochs whose end is kept: four minutes at one epoch per second, ten days at one per hour. With the longest ids and
-reasons they take some hundred KiB of the image."""
+"""Number of newest epochs whose outcome is kept: four minutes at one epoch per second, ten days at one per hour. With the longest ids and
+reasons, the outcomes take some hundred KiB of the image."""
 
 REASON_CHARACTERS_MAX = 300
-"""Largest length of a reason here; recent outcomes have it in full."""
+"""Largest length of a reason here, in characters; recent outcomes have the full reason."""
 
 
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
     """Durations of one host's part of an epoch.
 
-    All but `after_ns` are consecutive durations by the host's own clock, for its agent that was last to record its state. A host of an
-    older release reports none of them, and no agent.
+    All but `after_ns` are consecutive durations by the host's own clock, for its agent that was last to record its state. A host of
+    an older release reports neither these durations nor an agent.
 
     Attributes:
-        agent: the last agent of the host to record its state; "": none had to.
-        after_ns: from the epoch's begin until the report arrived, by the leader's clock. A new leader counts from when it took over.
-        start_delay_ns: from the host's first notice of the epoch until the agent could be recorded, between two turns.
+        agent: the last agent of the host to record its state; "": no agent had to.
+        after_ns: time from the epoch's begin until the report arrived, by the leader's clock. A new leader counts from its own start.
+        start_delay_ns: time from the host's first notice of the epoch until the agent could be recorded, between two turns.
         capture_ns: time to take the agent's image.
-        alignment_ns: until no message of the epoch could arrive at the host any more.
-        store_ns: until the part was durable.
+        alignment_ns: time until no more messages of the epoch could arrive at the host.
+        store_ns: time until the host's part was durable.
     """
 
     host: str
@@ -46,7 +46,7 @@ class PartTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def recorded_ns(self) -> int:
-        """Time from the host's first notice of the epoch until its last agent was recorded."""
+        """Return the time from the host's first notice of the epoch until its last agent was recorded."""
         return self.start_delay_ns + self.capture_ns
 
 
@@ -57,7 +57,7 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
         reports: number of hosts that have reported.
         new_bytes: bytes that these hosts have written for the epoch.
         last: the host that reported last.
-        late: the host with the agent that was recorded last. Other hosts wait for it, and may report later.
+        late: the host with the agent that was recorded last. Other hosts wait for this agent, and may report later.
     """
 
     reports: int = 0
@@ -91,18 +91,19 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
 IMAGE_VERSION = 1
 
 HOSTS_MAX, LONG_HOSTS_MAX, SHORT_HOST_BYTES = 1_000, 256, 16
-"""Limits of hosts and the length of their names: 256 hosts may have names of 128 bytes, further ones names of 16 bytes. All names fit into
-one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
+"""Limits on the number of hosts and on the length of their names: 256 hosts may have names of 128 bytes, further hosts names of 16 bytes.
+All names fit into one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
-"""Limits of agents that are alive or part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names
-all of them in one message of 16 MiB, so beyond 20,000 agents an agent's id and kind have 80 bytes together."""
+"""Limits on agents that are alive or part of a retained epoch. Each agent takes some 150 bytes of the image, which is encoded in some 30
+ms. A plan names all of them in one message of 16 MiB, so beyond 20,000 agents an agent's id and kind have 80 bytes together."""
 
 LOGGED_AGENTS_MAX = 20_000
 """Largest number of agents in logged protocols: each agent has vectors with one entry per agent."""
 
 AGENTS_EVER_MAX = 200_000
-"""Largest number of agents ever created. Ids are never reused, so those of departed agents are kept: at most about 10 MiB of the image."""
+"""Largest number of agents ever created. Ids are never reused, so the ids of departed agents are kept: at most about 10 MiB of the
+image."""
 
 EPOCHS_OPEN_MAX = 4
 """Largest number of open epochs: more would only keep channel state of the same slow agent several times."""
@@ -114,13 +115,14 @@ PLANS_KEPT = 64
 """Number of plans in the recovery history."""
 
 RESULTS_KEPT = 64
-"""Number of results kept per client: as many as it may have unresolved."""
+"""Number of results kept per client, which is also the number of unresolved requests that a client may have."""
 
 CLIENTS_MAX = 1024
-"""Number of clients remembered: runs of hosts (three each) and of the coordinator. The least recently used one is forgotten first."""
+"""Number of clients remembered: runs of hosts (three clients each) and of the coordinator. The least recently used client is forgotten
+first."""
 
 PAST_INSTANCES_KEPT = 16
-"""Number of earlier runs of a host that are recognised by name and refused."""
+"""Number of earlier runs of a host that are remembered by name, so that they can be refused."""
 
 ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED, VOID = "open", "complete", "condemned", "void"
@@ -133,12 +135,12 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
     """Result of an operation.
 
     Attributes:
-        status: "applied"; "unchanged": the state was so already; "refused": the state does not allow it and is unchanged;
+        status: "applied"; "unchanged": the state already had this value; "refused": the state does not allow it and is unchanged;
             "over": refused because its proposer, its plan or the fleet is over. The next plan resolves the request.
-        reason: why it was refused.
+        reason: why the operation was refused.
         number: assigned number: host start, plan, epoch, incarnation, or position of the next agent to define.
-        begun: latest epoch begun (creations).
-        epochs: aborted epochs (losses, plans, damage, the end), forgotten ones, or open ones (creations and removals).
+        begun: latest epoch that has begun (for creations).
+        epochs: epochs that the operation aborted (losses, plans, damage, the end) or forgot, or open epochs (creations and removals).
     """
 
     status: str
@@ -157,13 +159,14 @@ class HostRecord(msgspec.Struct):
     """Record of one host.
 
     Attributes:
-        start: number of its current run, from 1.
-        instance: name of the current run, chosen by itself.
+        start: number of the host's current run, from 1.
+        instance: name of the current run, which the host process chose.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby although it is reachable; "": it is not. Cleared when a plan uses the host.
+        spare: why the host is on standby although it is reachable; "": the host is not on standby for a reason. Cleared
+            when a plan uses the host.
         is_drained: an operator drains the host; the mark survives restarts of the host.
-        died: the last run whose process is known to have died inside turns.
+        died: number of the last run whose process is known to have died during turns.
     """
 
     start: int
@@ -180,15 +183,15 @@ class AgentRecord(msgspec.Struct):
     """Record of one agent that is alive or part of a kept epoch.
 
     Attributes:
-        host: host on which it is placed; "" before the first plan.
-        incarnation: grows with every restart. All agents restart together, so it is the number of their plan. So an id
-            whose creation was void can be used again without repeating an incarnation (G9).
-        is_initial: the fleet's definition names it, so it is a member of line 0.
-        born_epoch: latest epoch begun when its creation was committed; 0 for initial agents.
-        left_epoch: latest epoch begun when its removal was committed; None while it has not left.
-        created_plan: plan under which it was created; 0 for initial agents.
-        left_plan: plan under which it was removed; None while it has not left.
-        ordinal: its index in the vectors that messages carry; never reused, even if its creation is void.
+        host: host on which the agent is placed; "" before the first plan.
+        incarnation: grows with every restart. All agents restart together, so the incarnation is the number of their
+            plan. Thus an id whose creation was void can be used again without repeating an incarnation (G9).
+        is_initial: the fleet's definition names the agent, so it is a member of line 0.
+        born_epoch: latest epoch begun when the agent's creation was committed; 0 for initial agents.
+        left_epoch: latest epoch begun when the agent's removal was committed; None while it has not left.
+        created_plan: plan under which the agent was created; 0 for initial agents.
+        left_plan: plan under which the agent was removed; None while it has not left.
+        ordinal: the agent's index in the vectors that messages carry; never reused, even if the agent's creation is void.
     """
 
     kind: str
@@ -212,9 +215,9 @@ class EpochRecord(msgspec.Struct):
     """Record of an epoch that is open, complete, condemned (found damaged later) or void (the fleet was restored to an earlier one).
 
     Attributes:
-        root: root of its manifest, once complete.
-        unborn: agents that are unborn in it: a recovery to it creates them again.
-        drop_before: a plan that starts from it drops inputs logged under plans below this number; 0: none.
+        root: root of the epoch's manifest, once complete.
+        unborn: agents that are unborn in the epoch: a recovery to this epoch creates them again.
+        drop_before: a plan that starts from this epoch drops inputs logged under plans below this number; 0: none.
     """
 
     plan: int
@@ -237,11 +240,11 @@ class OutcomeRecord(msgspec.Struct):
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):
-    """Restore that a plan carries out.
+    """Restore that a plan executes.
 
     Attributes:
         request: the client's token of the request.
-        drop_inputs: as requested; the plan's `drop_before` has the effect.
+        drop_inputs: the request's choice; the plan's `drop_before` implements it.
         voided: complete epochs that the restore has made void.
         agent: the requesting agent; "": an operator.
     """
@@ -253,11 +256,11 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct):
-    """Record of a plan, by which the fleet starts or restarts from a line.
+    """Record of a recovery plan, by which the fleet starts or restarts from a recovery line.
 
     Attributes:
-        line_epoch, line_root: the line; 0 and "" are the initial states.
-        begun_epoch: latest epoch begun when the plan was committed: every agent's r.
+        line_epoch, line_root: the recovery line; 0 and "" stand for the initial states.
+        begun_epoch: latest epoch begun when the plan was committed; every agent starts with it as its r.
         hosts: hosts with agents, in order. They confirm the plan and report epochs; losing one requires a new plan.
         confirmed: hosts that have confirmed the plan.
         unborn: agents that are unborn on the line: their creation is in transit there, or waits in a checkpoint.
@@ -267,10 +270,11 @@ class PlanRecord(msgspec.Struct):
         suspected_ns, committed_ns, done_ns: wall clock; done 0: not all hosts have confirmed.
         rolled_back: number of agents that did not keep their live state; all of them in coordinated protocols.
         checkpoints_lost: number of durable checkpoints past the line, summed over the agents.
-        restore: the restore that the plan carries out; None: it is a start, recovery or move.
+        restore: the restore that the plan executes; None: the plan is a start, a recovery or a move.
         drop_before: inputs past the line that were logged under plans below this number are dropped; 0: none.
-        is_move: the plan moves agents after no failure.
-        lost_ns: time of the work undone, up to when the lost hosts were last known to work; 0: unknown, in autonomous protocols.
+        is_move: the plan moves agents and was not caused by a failure.
+        lost_ns: duration of the work undone, up to the time when the lost hosts were last known to work; 0: unknown, in
+            autonomous protocols.
     """
 
     number: int
@@ -302,13 +306,13 @@ class PlanRecord(msgspec.Struct):
 
 
 LOGS_KNOWN_MAX = 1024
-"""Number of sealed logs, of the latest plans, whose newest batch is remembered: some 40 KB of the state."""
+"""Number of sealed logs of the latest plans whose newest batch is remembered. They take some 40 KB of the state."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
     """A host log that a later plan's hosts may not have sealed yet, or whose newest batch is known.
 
-    `newest`: number of a durable batch, so that its removal is detected, if the store is signed or encrypted; 0: none is known.
+    `newest`: number of a durable batch, kept to detect the batch's removal from a signed or encrypted store; 0: none is known.
     """
 
     plan: int
@@ -346,11 +350,11 @@ class TokenRecord(msgspec.Struct, frozen=True):
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """Audit record of a user's call that changes something.
+    """Audit record of a user's call that changes the fleet.
 
     Attributes:
-        number: sequence number from 1, without gaps.
-        made_ns: wall clock of the leader that proposed the record.
+        number: sequence number of the call, from 1, without gaps.
+        made_ns: time by the wall clock of the leader that proposed the record.
         name, role: the caller, authenticated by certificate or (`is_borne`) by token.
         at: the host that was called; "": the coordinator.
         call: name of the RPC.
@@ -388,7 +392,7 @@ class CondemnedRecord(msgspec.Struct):
 
 
 class RememberedResult(msgspec.Struct):
-    """Result of a request, in case the request is repeated."""
+    """Result of a request, kept in case the request is repeated."""
 
     sequence: int
     digest: bytes
@@ -400,12 +404,12 @@ class FleetImage(msgspec.Struct):
 
     Attributes:
         policy: text that describes when agents checkpoint on their own, for display.
-        log_bytes_max: limit of sender logs in the store; 0: no limit.
+        log_bytes_max: limit on the size of sender logs in the store; 0: no limit.
         places: placement rules; the first rule that names an agent counts.
         agents_defined: number of agents in the definition; the fleet is defined when all of them are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
         forgotten_start: largest start of a forgotten host; new hosts begin above it (G9).
-        gone: ids of agents that left and are in no kept epoch; never reused.
+        gone: ids of agents that left and are in no kept epoch; these ids are never reused.
         epochs: open, complete, condemned and void epochs, ascending.
         begun: number of the latest epoch begun.
         forgotten: the highest forgotten epoch that was complete.
@@ -419,10 +423,10 @@ class FleetImage(msgspec.Struct):
         rto_ns: objective for the duration of a recovery; 0: none.
         fork: origin of the fleet; None: it began with its initial states.
         tokens: name → a user's token.
-        calls, refusals: the last admitted, and the last refused, calls of users that change something.
+        calls, refusals: the last admitted, and the last refused, calls of users that change the fleet.
         calls_made: number of the last recorded call.
-        ends: ends of the last epochs, oldest first; later changes of an epoch do not matter.
-        deaths: turns in which processes have died, the most recently counted last.
+        ends: outcomes of the last epochs, oldest first; later changes of an epoch are not recorded here.
+        deaths: turns during which processes have died, the most recently counted last.
     """
 
     version: int = IMAGE_VERSION
@@ -476,7 +480,7 @@ def decode_image(image: bytes) -> FleetImage:
     """Return the state in `image`.
 
     Raises:
-        LogError: `image` is no state, or has another version.
+        LogError: `image` is not a state of this version.
     """
     try:
         state = _image_decoder.decode(image)
@@ -496,14 +500,14 @@ def agents_max(protocol: str) -> int:
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:
-    """Return why the names of this agent are too long, after `position` other agents; "": they are not."""
+    """Return why the names of the agent at this position of the definition are too long, or "" if they are not."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
 
 
 def problem_of_host(host: str, others: int) -> str:
-    """Return why this host cannot be added to `others` hosts; "": it can."""
+    """Return why this host cannot be added to a fleet of `others` hosts, or "" if it can."""
     if others >= HOSTS_MAX or not is_id(host):
         return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
     is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
@@ -520,19 +524,19 @@ def is_id(text: str) -> bool:
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The operation is in the log permanently, and applied."""
+    """Outcome: the operation is in the log permanently and has been applied."""
 
     result: OperationResult
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The operation is not in the log and will not get there."""
+    """Outcome: the operation is not in the log and never will be."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome unknown: the operation may be in the log, now or later. Proposing it again under the same request id applies it once."""
+    """Outcome unknown: the operation may be in the log, now or later. Proposing it again under the same request id applies it only once."""
 
     reason: str
 

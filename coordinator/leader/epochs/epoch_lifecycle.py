@@ -1,16 +1,17 @@
 """Life of an epoch: its trigger, BeginEpoch, CompleteEpoch or AbortEpoch, and its retention.
 
-*Triggers.* An epoch begins when the period is over, or a tool requests a snapshot. The mode decides on other triggers. A slow or failing store
-never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the store's speed. When epochs fail
-because of the store, `store_watch.py` decides when the next trigger counts. Manual epochs, and those for a recovery, begin at once.
+*Triggers.* An epoch begins when the period has elapsed, or when a tool requests a snapshot. The checkpoint mode decides on other triggers.
+A slow or failing store never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the store's
+speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger may begin an epoch. Manual epochs and recovery
+epochs begin at once.
 
-*Between its two operations.* An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the fleet's mode
-(`modes/`), and decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails the epoch: nothing refers to
-it then, and its data is garbage. The reports add up to a time account: the last host to report, and the host whose agents were the last to
-record. Durations of different hosts are compared, never their clocks.
+*Between the two operations.* An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the
+fleet's mode (`modes/`), and decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails the epoch.
+Then nothing refers to the epoch, and its data is garbage. The reports add up to a time account: the last host to report, and the host
+whose agents were the last to record. Only durations of different hosts are compared, never clock readings.
 
-*Retention.* The newest epochs are kept. The log forgets old epochs first, then their files are deleted. A sweep deletes data of aborted epochs,
-and files that were left behind by a crash.
+*Retention.* The newest epochs are kept. Old epochs are first forgotten in the log; then their files are deleted. A sweep deletes data of
+aborted epochs, and files that were left behind by a crash.
 """
 
 from snapline.coordinator.leader.agent_moves import Moves
@@ -43,7 +44,7 @@ duration). Where agents checkpoint on their own, idle agents without a checkpoin
 
 
 class Triggers:
-    """Decides whether an epoch begins now.
+    """Decides when an epoch begins.
 
     Attributes:
         skipped: number of triggers that came while an epoch was being stored or about to begin, while four were open, or
@@ -76,18 +77,18 @@ class Triggers:
         self._is_held = False
         self._is_wanted = False
         self._waits: dict[str, tuple[int, int]] = {}
-        """Host → (time since it wants an epoch, time of its last request)."""
+        """Host → (time of its first unanswered request for an epoch, time of its last request)."""
         self._end_ns: int | None = None
-        """Time since when the fleet's end waits for an epoch; None: it does not."""
+        """Time since which the fleet's end waits for an epoch; None: the end does not wait."""
         self._early_ns = 0
         self.skipped = 0
 
     def on_plan_demand_changed(self, *, is_wanted: bool) -> None:
-        """Set whether a plan is wanted: a logged fleet then begins only the plan's epoch."""
+        """Record whether a recovery plan is needed. If so, a logged fleet begins only the plan's epoch."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
-        """Take the request of a host whose clients or agents wait for an epoch."""
+        """Handle the request of a host whose clients or agents wait for an epoch."""
         if message.plan != self._shared.state.plan_number:
             return
         now = self._shared.now
@@ -97,12 +98,12 @@ class Triggers:
         self._waits[session.host] = (since if is_again else now, now)
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch."""
+        """Handle the result of BeginEpoch."""
         self._snapshots.on_begin_ended(result)
         self._modes.mode.on_begin_ended(result)
 
     def evaluate(self) -> None:
-        """Begin an epoch if one is wanted and possible."""
+        """Begin an epoch if one is due and possible."""
         state = self._shared.state
         if state.phase != RUNNING or self._shared.ending is not None:
             self._period.stop()
@@ -135,7 +136,7 @@ class Triggers:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
-        """Return whether an epoch is due and the store can take it; count a skipped trigger if it cannot."""
+        """Return whether an epoch is due and the store can accept it. Count a skipped trigger if the store cannot."""
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
@@ -145,7 +146,8 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Return whether an epoch may begin early: a client, a move or the fleet's end waits, and the last epoch is long enough ago."""
+        """Return whether an epoch may begin early: a client, a move or the fleet's end waits, and enough time has passed since the last
+        epoch."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._shared.now < self._early_ns or self._open_epochs.is_storing:
             return False
@@ -164,17 +166,17 @@ class Triggers:
         return self._shared.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
-        """Return how long the newest complete epoch took."""
+        """Return the duration of the newest complete epoch."""
         newest = self._shared.state.image.epochs.get(self._shared.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)
 
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
-"""Timeout if the fleet's definition names none: several times the longest expected turn."""
+"""Default timeout of an epoch, in nanoseconds: several times the longest expected turn."""
 
 
 class Epochs:
-    """Lifecycle of epochs: follows the log, and decides."""
+    """Lifecycle of epochs: follows the replicated state, and decides whether open epochs complete or abort."""
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class Epochs:
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """Return the ends of the epochs after `epoch`, for a host that has just reconnected."""
+        """Return the outcomes of the epochs after `epoch`, for a host that has just reconnected."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
@@ -203,7 +205,7 @@ class Epochs:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_report(self, session: HostSession, report: EpochReport) -> None:
-        """Take the report that a host's part of an epoch is durable."""
+        """Handle the report that a host's part of an epoch is durable."""
         if report.host_start != session.start:
             return
         entry = self._open_epochs.get(report.epoch)
@@ -232,7 +234,7 @@ class Epochs:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Follow the state: end, open and advance epochs, then publish."""
+        """Apply changes of the replicated state: end, open and advance epochs, then publish complete epochs."""
         self._close_ended_epochs()
         self._publisher.tell()
         self._open_begun_epochs()
@@ -283,7 +285,7 @@ class Epochs:
         self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: OpenEpoch) -> None:
-        """Fail an epoch that has taken too long; if it waits for the store, count it as a failure of the store."""
+        """Fail an epoch that has taken too long. If the epoch waits for the store, count this as a failure of the store."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]
@@ -301,7 +303,7 @@ class Epochs:
 
 
 def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """Return the account after one more report, the newest."""
+    """Return the epoch's time account extended by the newest report."""
     known = account or EpochAccount()
     times = PartTimes(
         host=host,
@@ -322,21 +324,21 @@ def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, 
 
 
 FORGET_AT_ONCE = 5
-"""Number of old epochs that are forgotten at a time: they share one log entry and one pass over the directories."""
+"""Number of old epochs that are forgotten at a time, so that they share one log entry and one pass over the directories."""
 
 SETTLED_EPOCHS = 1000
-"""Number of epochs after a plan's beginning until undone turns are not expected any more. Far fewer epochs lie between a recovery line and
-its failure, so all undone work has been redone by then."""
+"""Number of epochs after a plan's beginning after which undone turns are no longer expected. Far fewer epochs lie between a recovery line
+and its failure, so all undone work has been redone by then."""
 
 SWEEP_NS = 30 * SECOND_NS
 """Time between two sweeps while epochs abort; each sweep lists the store's directories."""
 
 SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Time between two sweeps otherwise: they delete late writes of hosts that were presumed dead."""
+"""Time between two sweeps otherwise; such sweeps delete late writes of hosts that were presumed dead."""
 
 
 class Retention:
-    """Retention: decides when to forget, and when to sweep."""
+    """Decides when to forget old epochs, and when to sweep the store."""
 
     def __init__(
         self,
@@ -355,7 +357,7 @@ class Retention:
         self._aborts_seen = 0
 
     def on_started(self) -> None:
-        """Sweep at once: an earlier leader may have died between log and store."""
+        """Sweep at once, because an earlier leader may have died after changing the log and before changing the store."""
         self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
 
     def on_forgotten(self, result: OperationResult) -> None:
@@ -373,7 +375,7 @@ class Retention:
 
     def _forget(self) -> None:
         needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.unpublished))
-        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict: some epochs are in both
+        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict, because some epochs are in both
         old = tuple([epoch for epoch in candidates if epoch not in needed])
         if old and self._shared.state.phase == RUNNING:
             self._shared.propose("forget", op.ForgetEpochs(old))
@@ -389,7 +391,7 @@ class Retention:
         return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
 
     def _void(self) -> list[int]:
-        """Return the void epochs to forget. Releases need them to revert outputs, until a later epoch is released."""
+        """Return the void epochs to forget. Releases need void epochs to revert outputs, until a later epoch is released."""
         newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
         if self._releases.has_unreleased_up_to(newest):
             return []
@@ -398,8 +400,9 @@ class Retention:
     def _sweep(self) -> None:
         """Delete data that belongs to no epoch.
 
-        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. So its lists come from
-        the log, not from this leader: epochs that are complete, open or not begun when it is requested are kept.
+        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. The sweep's
+        lists therefore come from the log, not from this leader: epochs that are complete, open or not begun at the
+        request are kept.
         """
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
@@ -413,7 +416,7 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Delete log entries of inputs and turns that are consumed, or ended, in all kept epochs."""
+        """Delete host log entries of inputs consumed, and of turns ended, in all kept epochs."""
         state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan

@@ -1,21 +1,22 @@
 """Publishing of complete epochs and release of their outputs; answers to tools that requested a snapshot.
 
-*Publishing* writes the ref, then notifies the hosts, then the tools that requested the snapshot. A crash between the operation and the ref
-leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes follow from the operation. A new leader does not
-know which refs exist, so it publishes every complete epoch again.
+*Publishing* writes the ref, then notifies the hosts, and finally the tools that requested the snapshot. A crash between the operation and
+the ref leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes follow from the operation. A new leader
+does not know which refs exist, so it publishes every complete epoch again.
 
 *Snapshot requests* have numbers, and each is answered when its epoch has an outcome. All requests that wait when an epoch begins share it.
 First they wait for the epoch's number, which the log assigns.
 
-*Releases* of outputs come in ascending order, exactly once for consumers, across leaders. An epoch may be released when it has its ref, every
-lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once, and a consumer positioned in
-epoch 6 would miss outputs of epoch 5 that were released later. A release holds the outputs that agents have emitted since the epoch's
-predecessor (`state/lineage.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive the
-last output number of each agent in that cut, and drop these outputs.
+*Releases* of outputs come in ascending order, exactly once for consumers, across leaders. An epoch may be released when it has its ref,
+every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once, and a consumer positioned
+in epoch 6 would miss outputs of epoch 5 that were released later. A release holds the outputs that agents have emitted since the epoch's
+predecessor (`state/lineage.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive
+the last output number of each agent in that cut, and drop these outputs.
 
-Nothing here survives a leader. The next leader releases all known complete epochs again, in order: a release is determined by the state
-and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins` keeps what an
-unreleased epoch needs. A condemned epoch is not released any more; its outputs are in the next release, or reverted.
+This module keeps no state beyond one leader. The next leader releases all known complete epochs again, in order: a release is determined
+by the state and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins`
+keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released; its outputs are part of the next release, or
+reverted.
 
 Hosts that load a plan's recovery line also load its pending outputs. So the newest release is sent again under each plan, and on each new
 stream.
@@ -48,7 +49,7 @@ REQUESTS_MAX = 256
 
 
 class Snapshots:
-    """Waiting requests, and their epochs. Volatile: a tool asks the next leader again."""
+    """Snapshot requests that wait, and their epochs. Volatile: a tool sends its request again to the next leader."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -56,16 +57,16 @@ class Snapshots:
         self._assigned: list[int] = []
         """Requests that wait for the epoch whose BeginEpoch is pending."""
         self._waiting: dict[int, list[int]] = {}
-        """Requests by epoch."""
+        """Requests that wait for the outcome of an epoch, by epoch."""
 
     @property
     def count(self) -> int:
-        """Number of requests that wait for an epoch to begin."""
+        """Return the number of requests that wait for an epoch to begin."""
         return len(self._requests)
 
     @property
     def epochs(self) -> Iterable[int]:
-        """Epochs that requests wait for."""
+        """Return the epochs that requests wait for."""
         return list(self._waiting)
 
     @property
@@ -74,7 +75,7 @@ class Snapshots:
         return not self._waiting and not self._requests
 
     def on_requested(self, request: int) -> None:
-        """Take a tool's request for a snapshot."""
+        """Handle a tool's request for a snapshot."""
         self._requests.append(request)
         if len(self._requests) > REQUESTS_MAX:
             self.refuse(f"{REQUESTS_MAX} others are waiting for a snapshot")
@@ -84,7 +85,7 @@ class Snapshots:
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch: the assigned requests wait for that epoch or, if it was refused, for another one."""
+        """Handle the result of BeginEpoch: the assigned requests wait for that epoch or, if BeginEpoch was refused, for another epoch."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests
@@ -113,21 +114,21 @@ class Snapshots:
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
 PUBLISH_RETRY_NS = 1 * SECOND_NS
-"""Time between two tries: a full disk is not cleared faster."""
+"""Time between two attempts to write a ref, in nanoseconds; a full disk is not cleared faster."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The ref must be written, at `at_ns` or later."""
+    """State of an epoch: its ref must be written, at `at_ns` or later."""
 
     at_ns: int
 
 
 class Publishing(msgspec.Struct, frozen=True):
-    """The ref is being written."""
+    """State of an epoch: its ref is being written."""
 
 
 class RefPublisher:
-    """Publisher of refs, and of the notices about ended epochs."""
+    """Writes refs of complete epochs and notifies hosts of ended epochs."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
@@ -144,7 +145,7 @@ class RefPublisher:
 
     @property
     def unpublished(self) -> tuple[int, ...]:
-        """Complete epochs without a ref, as far as known."""
+        """Return the complete epochs without a ref, as far as known."""
         return tuple(self._unpublished)
 
     def newest_published(self) -> int:
@@ -154,12 +155,12 @@ class RefPublisher:
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Start without knowledge of refs. Earlier aborts are not sent: hosts know them, or receive them when they reconnect."""
+        """Start without knowledge of refs. Earlier aborts are not sent, because hosts know them or receive them when they reconnect."""
         self._unpublished = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
         self._aborts_notified = self._shared.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
-        """Note a complete epoch, which needs a ref."""
+        """Record a complete epoch, which needs a ref."""
         self._unpublished[epoch] = Due(self._shared.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
@@ -168,7 +169,7 @@ class RefPublisher:
             self._unpublished.pop(epoch, None)
 
     def on_published(self, event: EpochPublished) -> None:
-        """Take the result of a PublishEpoch."""
+        """Handle the result of a PublishEpoch."""
         epoch = event.epoch
         if epoch not in self._unpublished:
             return
@@ -224,11 +225,11 @@ class RefPublisher:
 
 
 RELEASE_RETRY_NS = 1 * SECOND_NS
-"""Time between two tries, as for refs."""
+"""Time between two attempts to write a release, in nanoseconds, as for refs."""
 
 
 class ReleasedEpoch(msgspec.Struct, frozen=True):
-    """A release: its epoch, and per agent the last input consumed and the last output emitted in it."""
+    """A release: its epoch, and for each agent the last input consumed and the last output emitted in that epoch."""
 
     epoch: int
     inputs: dict[str, int] = {}
@@ -236,7 +237,10 @@ class ReleasedEpoch(msgspec.Struct, frozen=True):
 
 
 class Releases:
-    """Complete epochs that are not released, as far as known, and whether any consumer follows the outputs."""
+    """Releases complete epochs in order.
+
+    Tracks which epochs are not released, as far as known, and whether a consumer follows the outputs.
+    """
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, store: StoreWatch
@@ -250,7 +254,7 @@ class Releases:
         self._releasing = 0
         """Epoch whose release is being written; 0: none."""
         self._silent: dict[int, dict[str, int]] = {}
-        """Epoch without any output in its history → its inputs."""
+        """Epoch whose history has no outputs → its inputs."""
         self._is_watched = False
         self._newest = ReleasedEpoch(0)
         self._sent_release = (0, 0)
@@ -285,22 +289,25 @@ class Releases:
         self._unreleased = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
-        """Note a complete epoch, which needs a release."""
+        """Record a complete epoch, which needs a release."""
         self._unreleased[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
-        """Note a published epoch that has no outputs."""
+        """Record a published epoch if it has no outputs."""
         if not event.error and event.outputs == {}:
             self._silent[event.epoch] = event.inputs
 
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
-        """Notify hosts when the first consumer begins to follow outputs, or the last one leaves: with consumers, hosts request epochs."""
+        """Notify hosts when the first consumer begins to follow outputs, or the last one leaves.
+
+        Hosts request epochs only for consumers.
+        """
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
             self._shared.send(self._host_sessions.all_sessions(), OutputsWatched(event.is_watched))
 
     def on_released(self, event: EpochReleased) -> None:
-        """Take the result of a release."""
+        """Handle the result of a release."""
         epoch = event.epoch
         if epoch != self._releasing:
             return

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A *policy* is declared with the fleet, as a value or as text, and travels in its definition. Each agent has a
+A *policy* is declared with the fleet, as a value or as text, and is part of the fleet's definition. Each agent has a
 `PolicyClock`, which receives events and decides when a checkpoint is due. It reads no clock and draws no random
 number.
 
@@ -13,22 +13,22 @@ number.
 - `Manual`: never automatically.
 - `AnyOf`: as soon as one of several is due.
 
-Under each of them the agent may request a checkpoint, and forced ones count: all times and counts run from the last
-checkpoint, whatever its cause. If no message was consumed since, no checkpoint is due: it would equal the last one. If
-the time passes meanwhile, a checkpoint is due at the next message.
+Under each policy the agent may request a checkpoint. Forced checkpoints count, too: all times and counts run from the last
+checkpoint, whatever its cause. If no message was consumed since, no checkpoint is due, because it would equal the last one. If the
+time passes meanwhile, a checkpoint is due at the next message.
 
 The jitter keeps agents that start together from always checkpointing together. It comes from a hash of the agent, the
 checkpoint's ordinal and the seed: spread among agents and among checkpoints, and the same in a replay.
 
-The mean time between failures is the fleet's, since any failure may set this agent back. Where it is not declared it is
+The mean time between failures is the fleet's, since any failure may roll this agent back. Where it is not declared it is
 estimated as (time observed + one hour) / (failures + 1): one failure an hour before the first observation. That is the
 mean of a gamma posterior for the rate, whose prior is worth one failure in one hour of observation.
 
 The caller's duties:
 
-1. `consumed` for every message that a turn consumes (a timer is a message to itself), `taken` after every checkpoint.
+1. Call `consumed` for every message that a turn consumes (a timer is a message to itself), and `taken` after every checkpoint.
 2. After a turn, check `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and check again when it fires.
-3. A restored agent gets a new clock, with the number of its checkpoint.
+3. Create a new clock for a restored agent, with the number of its checkpoint.
 
 Checkpoint intervals of Young and of Daly
 -----------------------------------------
@@ -40,7 +40,7 @@ between two checkpoints. It is flat around its minimum, so simple formulas come 
 - Young (1974): T = sqrt(2CM), right for C much smaller than M; at C = M/10 it costs 0.5 % more than the optimum;
 - Daly (2006), for C < 2M: T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C, else M; at most 0.2 % more.
 
-C is only the time that an agent waits: the background upload adds to the loss per failure instead. Keep T above its duration.
+C is only the time that an agent waits: the background upload adds to the loss per failure instead. Keep T above the duration of the upload.
 """
 
 import math
@@ -54,10 +54,10 @@ from snapline.errors import UsageError
 
 
 def young(cost_s: float, mtbf_s: float) -> float:
-    """Seconds of work between two checkpoints, by Young's formula.
+    """Return the seconds of work between two checkpoints, by Young's formula.
 
     Args:
-        cost_s: the pause one checkpoint costs, seconds.
+        cost_s: the pause that one checkpoint costs, in seconds.
         mtbf_s: the fleet's mean time between failures, seconds: that of one host divided by the number of hosts.
 
     Raises:
@@ -68,7 +68,7 @@ def young(cost_s: float, mtbf_s: float) -> float:
 
 
 def daly(cost_s: float, mtbf_s: float) -> float:
-    """Seconds of work between two checkpoints, by Daly's higher-order formula; arguments and errors as `young`."""
+    """Return the seconds of work between two checkpoints, by Daly's higher-order formula. Arguments and errors are those of `young`."""
     _check(cost_s, mtbf_s)
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
@@ -89,7 +89,7 @@ MTBF_PRIOR_S = 3_600.0
 """Time in which one failure is assumed before the first observation. With checkpoints of 10 ms this gives one every 8 s."""
 
 COST_MIN_S = 1e-6
-"""Smallest cost of a checkpoint: a measured 0 is the clock's resolution, and would mean continuous checkpoints."""
+"""Smallest cost of a checkpoint, in seconds. A measured 0 reflects the clock's resolution and would cause continuous checkpoints."""
 
 PERIOD_MAX_S = 1e9
 """Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
@@ -109,7 +109,7 @@ _NS = 1_000_000_000
 
 
 class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
-    """A checkpoint `seconds` after the last one, each time up to the fraction `jitter` earlier or later.
+    """Take a checkpoint `seconds` after the last one, each time up to the fraction `jitter` earlier or later.
 
     Raises:
         UsageError: `seconds` is not positive, or `jitter` not in 0 <= jitter < 1.
@@ -125,7 +125,7 @@ class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
 
 
 class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
-    """A checkpoint after `count` messages consumed since the last one.
+    """Take a checkpoint after `count` messages were consumed since the last one.
 
     Raises:
         UsageError: `count` is below 1, or above 10**12.
@@ -141,7 +141,7 @@ class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
 
 
 class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
-    """A checkpoint after the time that loses the least work, but not before `least_s` nor after `most_s`.
+    """Take a checkpoint after the time that loses the least work, but not before `least_s` nor after `most_s`.
 
     Attributes:
         mtbf_s: the fleet's mean time between failures; None: estimated from the failures seen.
@@ -164,17 +164,17 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
 
 
 class Manual(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
-    """No automatic checkpoint, only those that the agent or an operator requests."""
+    """Take no automatic checkpoints, only those that the agent or an operator requests."""
 
 
 Single = Every | EveryMessages | Adaptive | Manual
 
 
 class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
-    """A checkpoint as soon as one of `policies` is due.
+    """Take a checkpoint as soon as one of `policies` is due.
 
     Raises:
-        UsageError: fewer than two, or more than POLICIES_MOST.
+        UsageError: there are fewer than two policies, or more than POLICIES_MAX.
     """
 
     policies: tuple[Single, ...]
@@ -214,9 +214,9 @@ class PolicyClock:
     Attributes:
         policy: the declared policy.
         agent: this agent's id; with `seed` and `number` it decides the jitter.
-        number: the agent's last checkpoint.
+        number: number of the agent's last checkpoint.
         cost_ns: moving mean of the cost of a checkpoint; None before the first measurement.
-        _last_ns: when the last checkpoint was taken.
+        _last_ns: time at which the last checkpoint was taken.
         _messages: number of messages consumed since then.
         _is_asked: the agent or an operator has requested a checkpoint since then.
         _mtbf_s: the estimate of the fleet's mean time between failures.
@@ -246,16 +246,16 @@ class PolicyClock:
 
     @property
     def due_ns(self) -> int | None:
-        """Return when time alone will make a checkpoint due, possibly in the past; None: never, or no message was consumed yet."""
+        """Return the time at which a checkpoint becomes due without further messages. None: never, or no message was consumed yet."""
         return self._timer_ns if self._messages else None
 
     @property
     def has_consumed(self) -> bool:
-        """Return whether anything has happened since the last checkpoint, as far as this clock knows."""
+        """Return whether a message was consumed since the last checkpoint, as far as this clock knows."""
         return self._messages > 0
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether a checkpoint is due now. Never before the first message since the last one."""
+        """Return whether a checkpoint is due now. No checkpoint is due before a message was consumed since the last one."""
         if not self._messages:
             return False
         if self._is_asked or (self._messages_due is not None and self._messages >= self._messages_due):
@@ -263,11 +263,11 @@ class PolicyClock:
         return self._timer_ns is not None and now_ns >= self._timer_ns
 
     def consumed(self, count: int = 1) -> None:
-        """Turns have consumed `count` messages."""
+        """Record that turns have consumed `count` messages."""
         self._messages += count
 
     def asked(self) -> None:
-        """Request a checkpoint for the agent or an operator: due as soon as it would differ from the last one."""
+        """Request a checkpoint for the agent or an operator. It is due as soon as it would differ from the last checkpoint."""
         self._is_asked = True
 
     def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
@@ -322,14 +322,14 @@ class PolicyClock:
                 assert_never(part)
 
     def _best_s(self, part: Adaptive) -> float:
-        """Return the best time; before the first measurement the shortest one, so that the cost is soon known."""
+        """Return the best interval; before the first measurement the shortest interval, so that the cost is soon known."""
         if self.cost_ns is None:
             return part.least_s
         mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
         return daly(cost_s=max(self.cost_ns / _NS, COST_MIN_S), mtbf_s=mtbf_s)
 
     def _spread(self) -> float:
-        """Between -1 and 1, even among agents and checkpoints."""
+        """Return a number between -1 and 1, evenly distributed over agents and checkpoints."""
         text = f"{self._seed}/{self.number}/{self.agent}"
         digest = blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**63 - 1
@@ -338,7 +338,7 @@ class PolicyClock:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this clock or a negative count given to it.
+            AssertionError: an invariant is violated, because of a bug in this clock or a negative count passed to it.
         """
         assert self._messages >= 0, f"{self.agent}: {self._messages} messages consumed"
         assert self._timer_ns == self._next_timer_ns(), (
@@ -355,7 +355,7 @@ class PolicyClock:
 
     @classmethod
     def restore(cls, policy: Policy, image: PolicyClockImage) -> Self:
-        """Build a clock in exactly the frozen state. A recovery makes a new clock instead."""
+        """Build a clock in exactly the frozen state. A recovery creates a new clock instead."""
         clock = cls(policy, image.agent, image.seed, now_ns=image.last_ns, number=image.number)
         clock._messages, clock._is_asked = image.messages, image.is_asked
         clock.cost_ns, clock._mtbf_s = image.cost_ns, image.mtbf_s
@@ -416,7 +416,7 @@ def _single_from(found: dict[str, str | None]) -> Single:
 
 
 def format_policy(policy: Policy) -> str:
-    """The text that `parse_policy` reads as `policy`, to the last bit."""
+    """Return the text that `parse_policy` reads as exactly this policy."""
     match policy:
         case Every():
             jitter = "" if policy.jitter == JITTER else f" jitter {policy.jitter!r}"
@@ -447,7 +447,7 @@ def _seconds(text: str) -> float:
 
 
 def _period(seconds: float) -> str:
-    """Return the period in the largest unit that gives a whole number, else in seconds with all digits."""
+    """Return the period in the largest unit that gives a whole number, otherwise in seconds with all digits."""
     for unit, (times, over) in _UNITS.items():
         text = f"{round(seconds * over / times)}{unit}"
         if _seconds(text) == seconds:
