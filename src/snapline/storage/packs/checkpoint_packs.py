@@ -1,21 +1,22 @@
-"""Reads packs: those of checkpoints that agents take on their own, and those that hosts report for a manifest.
+"""Reading of packs: checkpoint packs, which agents write independently, and packs that hosts report for a manifest.
 
-Checkpoints that agents take on their own are the material of recovery lines that are not epochs yet.
+Checkpoints that agents take independently are the material of recovery lines that are not epochs yet.
 
-The files `checkpoints/<writer>/<plan>.<random>` have the format of an epoch's packs. No file of the store names them:
-hosts report them to the coordinator, which knows which ones a recovery may need, and finds them here after a restart.
+The files `checkpoints/<writer>/<plan>.<random>` have the format of an epoch's packs. No file of the store names them. Hosts report them to
+the coordinator, which knows which packs a recovery may need, and finds them in this directory after a restart.
 An agent may have several checkpoints in one pack, in the order in which it took them.
-A deleted file that a crash brings back is harmless for the same reason, so deletions are not synced.
+No file names a checkpoint pack, so a deleted pack that a crash brings back is harmless. Deletions are therefore not synced.
 
-Empty directories stay: a host may be about to link a file into one.
+Empty directories are kept: a host may be about to link a file into one.
 
 Reported indexes and blobs are checked against their digests (G11).
 
-**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the place of each chunk. The index of a reported pack names what its checkpoints need from elsewhere: packs written with it, and chunks of a base epoch. Both are
-resolved here, once, into a list of every pack and every chunk: the manifest refers to no other manifest.
+**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the place of
+each chunk. The index of a reported pack names what the pack's checkpoints need from other files: packs written with it, and chunks of a
+base epoch. `gather` resolves both, once, into a list of every pack and every chunk. So the manifest refers to no other manifest.
 
-A host reuses only chunks of its base, and the base must still exist. Deletion spares what any manifest names (`epoch_retention.py`). So deletion cannot
-race with reuse, if the caller deletes no epoch between gathering and writing the manifest.
+A host reuses only chunks of its base epoch, and the base must still exist. Deletion spares what any manifest names (`epoch_retention.py`).
+So deletion cannot race with reuse, if the caller deletes no epoch between gathering and writing the manifest.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ from snapline.storage.packs.pack import (
 
 
 def difference_in_size(found: int, expected: int) -> str:
-    """Return a description of a wrong length; empty if it is right."""
+    """Return a description of a wrong length; empty if the length is right."""
     if found < expected:
         return f"truncated: {found} of {expected} bytes"
     return f"{found - expected} surplus bytes after the end" if found > expected else ""
@@ -56,7 +57,7 @@ def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) ->
     """Return the keyring that decrypts the blobs of the pack at `path`, written under `key_id`.
 
     Raises:
-        StoreError: there is no such key.
+        StoreError: the store has no key with this id.
     """
     name = layout.parse_any_pack_path(path)
     if guard is None or name is None:
@@ -83,7 +84,7 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
 
 
 def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
-    """Return the id of the key that encrypts the pack's blobs; raises DamagedDataError, StoreError."""
+    """Return the id of the key that encrypts the pack's blobs. Raises DamagedDataError or StoreError."""
     with store_files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
@@ -94,7 +95,7 @@ def read_blob(
     """Return the plain bytes of the blob at `entry`, which comes from an index or manifest whose digest has been checked.
 
     Raises:
-        DamagedDataError: names file, epoch and agent.
+        DamagedDataError: the blob is damaged; the message names file, epoch and agent.
     """
     try:
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
@@ -108,7 +109,7 @@ def read_checkpoint(
 ) -> AgentCheckpoint:
     """Return the checkpoint at `entry`; see `read_blob`.
 
-    The checkpoint contains its agent's id, and in a checkpoint pack also its number; both are compared with the blob's name.
+    The checkpoint contains its agent's id, and in a checkpoint pack also its number. Both are compared with the blob's name.
     """
     plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:
@@ -127,12 +128,12 @@ def read_checkpoint(
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
-    """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
+    """Return the paths of all checkpoint packs, or of the packs of one plan, sorted."""
     return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
 
 
 def make_reference(disk: Disk, path: str, *, store_id: str) -> PackReference:
-    """Return the writer's reference to the pack; see `Store.refer_to_checkpoints`."""
+    """Return the reference that the pack's writer reported; see `Store.reference_checkpoint_pack`."""
     return _read_index(disk, path, store_id)[1]
 
 
@@ -144,7 +145,7 @@ def read(
     store_id: str,
     guard: Guard | None = None,
 ) -> list[AgentCheckpoint]:
-    """Return checkpoints of a pack in its order; see `Store.read_checkpoint_pack`."""
+    """Return checkpoints in the order of the pack; see `Store.read_checkpoint_pack`."""
     if isinstance(pack, str):
         index, reference = _read_index(disk, pack, store_id)
     else:
@@ -164,7 +165,7 @@ def read(
 def read_chunks(
     disk: Disk, path: str, digests: Collection[bytes], *, store_id: str, guard: Guard | None
 ) -> Iterator[PackBlob]:
-    """Yield chunks of the pack, one in memory at a time; see `Store.read_chunks`."""
+    """Yield chunks of the pack, with one in memory at a time; see `Store.read_chunks`."""
     index, _ = _read_index(disk, path, store_id)
     entries = {entry.digest: entry for entry in index.chunks()}
     keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
@@ -187,7 +188,7 @@ def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], pat
 
 
 def delete(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Delete checkpoint packs; return the existing ones."""
+    """Delete checkpoint packs; return the paths of those that existed."""
     for path in paths:
         _check_path(path)
     removed = store_files.unlink(disk, paths)
@@ -221,7 +222,7 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    """Return the checkpoint packs. A store without any has no folder for them; a folder vanishes only with the store."""
+    """Return the checkpoint packs. A store without any has no directory for them; a directory vanishes only with the store."""
     packs = []
     with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):
@@ -239,8 +240,8 @@ class Gathered(msgspec.Struct, frozen=True):
     """Contents of the packs of one epoch.
 
     Attributes:
-        packs: the reported packs, in their order, then all others that are needed.
-        checkpoints: for each reported pack, agent → its blob.
+            packs: the reported packs, in their order, then all other packs that the epoch needs.
+        checkpoints: for each reported pack, agent → its checkpoint's blob.
         chunks: every chunk that a checkpoint may name.
     """
 
@@ -257,17 +258,18 @@ def gather(
     epoch: int,
     read_base: Callable[[int], Manifest],
 ) -> Gathered:
-    """Read the indexes of all packs of `epoch`, and find the packs and chunks that they reuse; `read_base` returns a base epoch's manifest.
+    """Read the indexes of all packs of `epoch`, and find the packs and chunks that they reuse. `read_base` returns the manifest of a base
+    epoch.
 
     Raises:
         DamagedDataError: a pack is missing, or differs from the reported one.
-        StoreError: a chunk is not in the base.
+        StoreError: a reused chunk is not in the base epoch.
     """
     return _Gathering(disk, store_id, epoch, read_base).run(references)
 
 
 class _Gathering:
-    """One run of `gather`. `_places`: digest → place; `_numbers`: path of a pack → its index in `_packs`."""
+    """One run of `gather`. `_places` maps a digest to its place; `_numbers` maps the path of a pack to its index in `_packs`."""
 
     def __init__(self, disk: Disk, store_id: str, epoch: int, read_base: Callable[[int], Manifest]) -> None:
         self._disk = disk

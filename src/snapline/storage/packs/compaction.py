@@ -1,49 +1,50 @@
-"""Compaction: live blobs are moved out of packs that are mostly dead, and many small packs are merged.
+"""Compaction moves live blobs out of packs that are mostly dead, and merges small packs.
 
-The problem. A pack is deleted only when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead chunks. An epoch whose
-chunks were written over many epochs is spread over as many files.
+The problem: a pack is deleted only when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead chunks. An
+epoch whose chunks were written during many epochs is spread over as many files.
 
-The model. Files are written once. A manifest `<root>.<g>` lists the contents of an epoch (the root) and their places; a later generation lists the
-same contents at other places. A blob is *live* if the newest generation of a published epoch names it.
+The model: files are written once. A manifest `<root>.<g>` lists the contents of an epoch (the root) and their places. A later generation
+`g` of the manifest lists the same contents at other places. A blob is *live* if the newest generation of a published epoch names it.
 
 Each call of `compact` does three things, each bounded:
 
-1. **retire**: it removes generations that were replaced at least `GRACE_S` ago, if the newest one is whole;
-2. **plan**: it picks packs less than `LIVE_SHARE_MIN` live, and the small packs of an epoch that is spread over too many;
-3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are encrypted again, since they are
-   bound to their place), and writes the next generation of each manifest that names one of them, the newest epoch's first.
+1. **retire**: remove generations that were replaced at least `GRACE_S` ago, if the newest generation is intact;
+2. **plan**: choose packs less than `LIVE_SHARE_MIN` live, and the small packs of an epoch that is spread over too many packs;
+3. **move**: copy the live blobs of these packs into new packs, each blob under its digests. Encrypted blobs are encrypted again, since they
+   are bound to their place. Then write the next generation of each manifest that names a moved blob, beginning with the newest epoch.
 
-Packs that are no longer named are left to `Store.delete_unreferenced`.
+Packs that no manifest names any more are deleted later, by `Store.delete_unreferenced`.
 
 Invariants:
 
-- **I1** Each published root has, at every moment, a generation that is whole: all its packs exist and agree with it.
-  Only `retire` removes generations of epochs that stay, and it first reads the indexes of all packs of the newest one.
-- **I2** A pack that any generation names stays (`epoch_retention.py`). So a replaced generation *is* the grace period of its packs. A
-  reader that began with it, or a commit that found reused chunks through it, has an hour before anything is deleted.
-- **I3** A manifest names packs of its own or earlier epochs. A new pack has the number of the oldest epoch that needs one of its
+- **I1** Each published root has, at every moment, an intact generation: all its packs exist and agree with the generation. Only `retire`
+  removes generations of epochs that stay, and first reads the indexes of all packs of the newest generation.
+- **I2** A pack that any generation names is kept (`epoch_retention.py`). So packs have a grace period while a replaced generation names
+  them. A reader of that generation, or a commit that found reused chunks through it, has an hour before anything is deleted.
+- **I3** A manifest names packs of its own or earlier epochs. A new pack has the number of the oldest epoch that needs one of the pack's
   blobs. Checkpoints of different epochs go into different packs, since a pack holds at most one checkpoint of an agent.
-- **I4** The root does not cover locations. It is computed again before a generation is written, and must be the same.
+- **I4** The root does not cover locations. The root is computed again before a generation is written, and must be the same.
 
-Crashes. New packs are durable before a generation names them, and a generation before an older one is removed. So after a crash at any
-step each ref can be restored. An unnamed pack or an extra generation may remain.
+Crashes. New packs are durable before a generation names them, and a generation is durable before an older one is removed. So after a crash
+at any step each ref can be restored. An unnamed pack or an extra generation may remain.
 
-Two processes. Only the leader compacts, but a deposed leader may not know it yet, and may execute any step late:
+Two processes. Only the leader compacts, but a deposed leader may not know that it was deposed, and may execute any step late:
 
-- its packs have random names, so they never collide with those of others;
-- a generation is created, never replaced: if two processes write the same number, one stops. A late generation with an
-  old number is older than the newest, and retired like any other. If the epoch was deleted meanwhile, the generation's writer
-  finds no ref, and removes it;
-- it removes a generation only if a newer one was whole, and after a grace period that it measured itself. The newest whole generation of a root is
-  never removed;
-- another process's sweep may delete a new pack before a generation names it, if it listed before and deletes after. Therefore sweeps
-  skip packs of the writer `WRITER` (`open_writers`). Compaction itself removes them after `GRACE_S` without a name. If a pack
-  is missing nevertheless, the generation that names it is not whole: the next call removes it, and the older one is valid
-  again. Readers meanwhile try the other generations (`other_generations`).
+- the packs of each process have random names, so they never collide with packs of other processes;
+- a generation is created, never replaced: if two processes write the same number, one stops. A late generation with an old number is older
+  than the newest, and is retired like any other. If the epoch was deleted meanwhile, the writer of the generation finds no ref, and
+  removes the generation;
+- a process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. The newest
+  intact generation of a root is never removed;
+- another process's sweep may list the files, and later delete a new pack before a generation names the pack. Therefore sweeps skip packs of
+  the writer `WRITER` (`open_writers`). Compaction itself removes such packs after `GRACE_S` without a name. If a pack is missing
+  nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid again.
+  Readers meanwhile try the other generations (`other_generations`).
 
 All this assumes that no process stops for longer than `GRACE_S` between reading and acting.
 
-Carries: G4 (each published root keeps a generation that is whole) and G7, which it must not break; G11 (nothing is copied unchecked).
+This module carries G4 (each published root keeps an intact generation), G7, which compaction must not break, and G11 (every copied byte is
+checked).
 """
 
 import contextlib
@@ -70,22 +71,22 @@ from snapline.storage.packs.manifest import (
 from snapline.storage.packs.pack import KIND_CHUNK, BlobEntry, PackBlob, PackReference, end_of, read_index
 
 WRITER = "compaction"
-"""Writer id of the packs that compaction writes. No host start has this id: theirs end in a number."""
+"""Writer id of the packs that compaction writes. No start of a host has this id: the ids of host starts end in a number."""
 
 GRACE_S = 3600.0
-"""Seconds that a replaced generation stays. A commit or restore takes minutes at most; a deposed leader notices within seconds."""
+"""Seconds for which a replaced generation is kept. A commit or restore takes minutes at most; a deposed leader notices within seconds."""
 
 
 class Notes(msgspec.Struct):
     """State that one process keeps between calls. Losing it costs only time.
 
     Attributes:
-        replaced: path of a replaced generation → time at which that was first seen.
-        unnamed: path of a compaction pack that no manifest names → time at which that was first seen.
-        whole: newest generations that have been verified as whole.
+        replaced: path of a replaced generation → time at which the replacement was first seen.
+        unnamed: path of a compaction pack that no manifest names → time at which the pack was first seen unnamed.
+        whole: newest generations that have been verified as intact.
         aside: packs that could not be read; compaction skips them.
         packs_of: path of a manifest → the packs that it names.
-        quiet: refs and manifests as they were when there was nothing to do.
+        quiet: refs and manifests at the last call that had nothing to do.
     """
 
     replaced: dict[str, float] = {}
@@ -97,15 +98,15 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation, for writing a new manifest, which must name packs that stay; errors as `read_manifest`."""
+    """Return the newest generation, whose packs stay, so that a new manifest may name them. Raises the errors of `read_manifest`."""
     generation = max(list_generations(disk).get(root, [0]))
     return read_manifest(disk, root, epoch=epoch, generation=generation)
 
 
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the generations with other places for the blobs of `manifest`, newest first.
+    """Yield the generations that list other places for the blobs of `manifest`, newest first.
 
-    For a reader that misses a pack: its generation was replaced an hour ago, or never became whole.
+    For a reader that misses a pack: the generation that it read was replaced an hour ago, or never became intact.
     """
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
@@ -119,7 +120,7 @@ def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root → epoch of all readable refs."""
+    """Return root → epoch for all readable refs."""
     epochs = {}
     for entry in disk.list_directory(layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
@@ -137,7 +138,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
 
 
 class Retirement:
-    """Removes replaced generations `grace_s` after this process first saw the replacement."""
+    """Removal of replaced generations, `grace_s` after this process first saw the replacement."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
         self._disk = disk
@@ -171,14 +172,14 @@ class Retirement:
             self._notes.whole.add(path)
             return self._remove(due)
         self._notes.whole.discard(path)
-        # The newest never became whole, or was damaged since. An older whole one becomes valid again: readers find it at once.
+        # The newest generation never was intact, or was damaged since. An older intact one is valid again, and readers find it at once.
         return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
 
     def _is_due(self, since: Mapping[str, float], path: str) -> bool:
         return self._now_s - since.get(path, self._now_s) >= self._grace_s
 
     def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
-        """Return whether every pack exists and its index agrees with the manifest."""
+        """Return whether every pack of this generation exists and has an index that agrees with the manifest."""
         try:
             manifest = read_manifest(self._disk, root, epoch=epoch, generation=generation)
         except DamagedDataError:
@@ -199,7 +200,7 @@ class Retirement:
         return {entry.name or entry.digest: entry for entry in index.entries}
 
     def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of interrupted compactions: no manifest has named them for the grace period."""
+        """Remove packs of interrupted compactions, which no manifest has named for the grace period."""
         directory = f"{layout.PACKS}/{WRITER}"
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
@@ -213,7 +214,7 @@ class Retirement:
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return all paths that any manifest names; None if a manifest cannot be read."""
+        """Return all pack paths that any manifest names; None if a manifest cannot be read."""
         known = self._notes.packs_of
         packs_by_manifest: dict[str, frozenset[str]] = {}
         for root, numbers in generations.items():
@@ -231,7 +232,7 @@ class Retirement:
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:
-        """Remove generations. The remaining ones must be durable first: their writer may have died before it synced the directory."""
+        """Remove generations. First make the remaining ones durable: their writer may have died before it synced the directory."""
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)
@@ -242,30 +243,30 @@ class Retirement:
 
 
 LIVE_SHARE_MIN = 0.5
-"""Live share below which a pack's blobs are moved. So a store takes at most about twice its live bytes, and each move frees as much as it
-writes."""
+"""Share of live bytes below which a pack's blobs are moved. So a store takes at most about twice its live bytes, and each move frees at
+least as many bytes as it writes."""
 
 DEAD_BYTES_MIN = 2**20
-"""Sparse packs stay while all of them together hold less than 1 MiB of dead bytes: new files would not pay off."""
+"""Limit below which sparse packs are kept: all of them together hold less than 1 MiB of dead bytes, so new files would not pay off."""
 
 PACKS_PER_EPOCH_MAX = 32
-"""Largest number of small packs for each host before they are merged. A restore opens each pack; 32 are read in a few milliseconds."""
+"""Largest number of small packs for each host before they are merged. A restore opens each pack, and opens 32 in a few milliseconds."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Largest size of new packs (one larger blob gets a pack of its own). They are held in memory while they are written."""
+"""Largest size of new packs (a larger blob gets a pack of its own). A new pack is held in memory while it is written."""
 
 SMALL_BYTES_MAX = PACK_BYTES_MAX // 2
-"""Live bytes below which a pack is small. Two small packs fit into a new one, so merging reduces their number."""
+"""Live bytes below which a pack counts as small. Two small packs fit into a new one, so merging reduces their number."""
 
 MERGED_PACKS_MIN = 4
-"""Smallest merge. Chunks of a merge fill up to half as many packs as before, and the epoch's checkpoints one more."""
+"""Smallest number of packs to merge. The chunks fill up to half as many packs as before, and the epoch's checkpoints one more."""
 
 COMPACT_BYTES_MAX = 256 * 2**20
-"""Bytes copied by one call: about a second, so that the calling idle sweep gets to its other work."""
+"""Bytes copied by one call: about a second of work, so that the idle sweep that calls it can continue with its other work."""
 
 GENERATIONS_MAX = 8
-"""Largest number of generations of one manifest. If more wait for their grace period, nothing is moved: otherwise manifests would fill the disk
-instead of packs."""
+"""Largest number of generations of one manifest. If more wait for their grace period, nothing is moved. Otherwise manifests instead of
+packs would fill the disk."""
 
 WritePack = Callable[..., PackReference]
 """`Store.write_pack`."""
@@ -274,7 +275,7 @@ Create = Callable[..., None]
 
 
 class LiveBlob(msgspec.Struct, gc=False):
-    """A blob to be moved: its place, and the oldest and newest epoch that need it."""
+    """A blob to be moved: its place, and the oldest and newest epochs that need it."""
 
     pack: PackReference
     entry: BlobEntry
@@ -283,7 +284,7 @@ class LiveBlob(msgspec.Struct, gc=False):
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """Result of one call.
+    """Result of one call of `compact`.
 
     Attributes:
         copied_bytes: stored size of the moved blobs.
@@ -300,11 +301,11 @@ class Compacted(msgspec.Struct, frozen=True):
 def plan_compaction(
     disk: Disk, store_id: str, *, bytes_max: int = COMPACT_BYTES_MAX, unreadable_packs: Collection[str] = ()
 ) -> list[LiveBlob]:
-    """Return the blobs that should move, pack by pack, at most about `bytes_max` of them; changes nothing.
+    """Return the blobs that should move, pack by pack, at most about `bytes_max` bytes. The function changes nothing.
 
     Raises:
         StoreError: the store cannot be read now.
-        OSError: as StoreError.
+        OSError: the store cannot be read now.
     """
     survey = _Survey(disk, store_id, unreadable_packs)
     return survey.blobs_of(survey.choose(bytes_max), bytes_max)
@@ -322,7 +323,7 @@ def compact(
     bytes_max: int,
     grace_s: float,
 ) -> Compacted:
-    """Retire, plan and move; see `Store.compact`."""
+    """Retire generations, plan moves and move blobs; see `Store.compact`."""
     removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
     survey = _Survey(disk, store_id, notes.unreadable_packs)
     if survey.listing == notes.idle_listing or survey.generations_max() >= GENERATIONS_MAX:
@@ -341,11 +342,11 @@ def compact(
 
 
 class _Survey:
-    """Packs and blobs that the published epochs name.
+    """Packs and blobs that the manifests of published epochs name.
 
     Attributes:
         listing: names of all refs and manifests.
-        epochs: root → epoch, of the published epochs whose ref can be read, newest first.
+        epochs: root → epoch for the published epochs whose ref can be read, newest first.
     """
 
     def __init__(self, disk: Disk, store_id: str, unreadable_packs: Collection[str]) -> None:
@@ -361,16 +362,16 @@ class _Survey:
         self._live: dict[str, dict[int, int]] = {}
         """Path of a pack → offset of a live blob → its size in bytes."""
         self._of_epoch: dict[int, tuple[int, list[str]]] = {}
-        """Epoch → number of hosts, and the packs."""
+        """Epoch → number of its hosts, and its packs."""
         self._unreadable_epoch_max = -1
-        """Newest epoch with an unreadable manifest: it may need any pack that is not newer."""
+        """Newest epoch with an unreadable manifest, which may need any pack of that epoch or an earlier one."""
 
     def generations_max(self) -> int:
-        """Number of generations of the manifest with the most generations."""
+        """Return the largest number of generations that any manifest has."""
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
-        """Return number and content of the newest generation; DamagedDataError if it is missing or damaged."""
+        """Return number and content of a root's newest generation. Raises DamagedDataError if it is missing or damaged."""
         generation = max(self._generations.get(root, [0]))
         return generation, read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
@@ -380,7 +381,7 @@ class _Survey:
         return self._unreadable_epoch_max < 0
 
     def choose(self, bytes_max: int) -> list[str]:
-        """Return the packs to be emptied, the most profitable first."""
+        """Return the packs to be emptied, with the most profitable first."""
         self._look()
         chosen = self._sparse()
         rest = bytes_max - sum(map(self._live_bytes, chosen))
@@ -391,7 +392,7 @@ class _Survey:
         return chosen
 
     def blobs_of(self, paths: Sequence[str], bytes_max: int) -> list[LiveBlob]:
-        """Return at least one of the live blobs of these packs, in their order, until `bytes_max` is reached."""
+        """Return live blobs of these packs in order, until `bytes_max` is reached, but at least one."""
         ranks = {path: rank for rank, path in enumerate(paths)}
         live_blobs: dict[tuple[int, int], LiveBlob] = {}
         if not paths:
@@ -425,7 +426,7 @@ class _Survey:
         self._exclude_unpublished()
 
     def _exclude_unpublished(self) -> None:
-        """Skip packs of unpublished epochs: those may be about to be published, so the packs would stay anyway."""
+        """Skip packs of unpublished epochs. These epochs may be about to be published, so their packs would be kept anyway."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
@@ -440,7 +441,7 @@ class _Survey:
         return sum(self._live.get(path, {}).values())
 
     def _sparse(self) -> list[str]:
-        """Return the packs that are mostly dead, the emptiest first."""
+        """Return the packs that are mostly dead, with the emptiest first."""
         sparse = []
         dead_bytes = 0
         for path in sorted(self._live):
@@ -451,10 +452,10 @@ class _Survey:
         return [path for _, path in sorted(sparse)] if dead_bytes >= DEAD_BYTES_MIN else []
 
     def _blob_bytes(self, path: str) -> int:
-        """Return the bytes of all blobs, dead ones too; 0 if the pack must be skipped, or is certainly not sparse.
+        """Return the total bytes of a pack's blobs, dead ones included; 0 if the pack must be skipped or is certainly not sparse.
 
-        The file's length decides for most packs. The others' indexes are read: in a pack of tiny blobs headers and index
-        are the larger part, and nothing is gained by moving them.
+        The file's length decides for most packs. For the others, the index is read. In a pack of tiny blobs, headers and index are the
+        larger part, and moving them gains nothing.
         """
         pack = self._packs[path]
         if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:
@@ -467,7 +468,7 @@ class _Survey:
         return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
-        """Return the small packs of an epoch that is spread over too many, the smallest first; otherwise empty."""
+        """Return the small packs of an epoch that is spread over too many packs, with the smallest first; otherwise an empty list."""
         hosts, paths = self._of_epoch[epoch]
         small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
         if len(small) <= PACKS_PER_EPOCH_MAX * hosts:
@@ -479,7 +480,7 @@ class _Survey:
 
 
 def _stored(entry: BlobEntry) -> int:
-    """Return the stored size with the header."""
+    """Return the stored size of a blob in bytes, with its header."""
     return end_of(entry) - entry.offset
 
 
@@ -489,9 +490,9 @@ _Place = tuple[PackReference, BlobEntry]
 
 
 def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlob]]]]:
-    """Yield the contents of each new pack: its number, and for each new blob all old ones that it replaces.
+    """Yield the contents of each new pack: the pack's epoch number, and for each new blob all old blobs that it replaces.
 
-    Chunks that die at the same time are placed together; otherwise the old order is kept, for fast reading.
+    Chunks that become dead at the same time are placed together. Otherwise the old order is kept, for fast reading.
     """
     chunks: dict[bytes, list[LiveBlob]] = {}
     checkpoints: dict[int, list[list[LiveBlob]]] = {}
@@ -521,7 +522,7 @@ def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
 
 
 class _BlobMover:
-    """Copies blobs. `places`: old place of a blob (path, offset) → its additional new place."""
+    """Copies blobs into new packs. `places` maps the old place of a blob (path, offset) to its additional new place."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
         self._disk = disk
@@ -534,7 +535,7 @@ class _BlobMover:
         self.copied_bytes = 0
 
     def move(self, number: int, batch: list[list[LiveBlob]]) -> None:
-        """Write one pack and record the new places of its blobs. Unreadable blobs stay where they are, for `verify` to report."""
+        """Write one pack and record the new places of its blobs. Unreadable blobs are not moved; `verify` reports them."""
         contents = [data for copies in batch if (data := self._read(copies)) is not None]
         if not contents:
             return
@@ -551,7 +552,7 @@ class _BlobMover:
         self.copied_bytes += sum(map(_stored, index.entries))
 
     def _read(self, same: list[LiveBlob]) -> PackBlob | None:
-        """Return the first undamaged one of these copies."""
+        """Return the first undamaged copy among copies of the same blob."""
         for blob in same:
             pack, entry = blob.pack, blob.entry
             keyring = keyring_of(self._guard, store_id=self._store_id, path=pack.path, key_id=pack.key_id)
@@ -570,7 +571,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
     for root, epoch in survey.epochs.items() if places else ():
         try:
             generation, manifest = survey.newest(root)
-        except DamagedDataError:  # Or deleted meanwhile.
+        except DamagedDataError:  # The manifest is damaged, or was deleted meanwhile.
             continue
         moved = relocated(manifest, places)
         if moved is None:
@@ -579,7 +580,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
         if found_root != root:
             raise StoreError(f"the manifest of epoch {epoch} would have the root {found_root[:12]}… if its blobs moved")
         path = layout.manifest_path(root, generation + 1)
-        with contextlib.suppress(FileExistsError):  # Another process compacts too; its generation is as good.
+        with contextlib.suppress(FileExistsError):  # Another process compacts too; its generation serves as well.
             create(path, data, epoch=epoch, point="store.generation")
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
@@ -590,7 +591,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
 
 
 def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> Manifest | None:
-    """Return the manifest with blobs in their new places; None if none of them moved."""
+    """Return the manifest with the new places of its blobs; None if no blob of it moved."""
     packs: dict[str, PackReference] = {}
     numbers: dict[str, int] = {}
     is_moved = False
@@ -624,7 +625,7 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """Return whether the ref has this root. An unreadable ref counts as published: the sweep removes what remains."""
+    """Return whether the ref has this root. An unreadable ref counts as published: if it is not, the sweep removes the generation."""
     try:
         return read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

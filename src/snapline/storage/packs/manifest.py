@@ -1,6 +1,6 @@
-r"""The manifest of one epoch: its contents and their places; and the ref, which makes the epoch a snapshot.
+r"""A manifest lists the contents of one epoch and their places. A ref makes the epoch a snapshot.
 
-The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
+The manifest file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
 - metadata: a map, the fields of `Metadata`;
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
@@ -8,13 +8,13 @@ The file is a record (kind `MANI`) whose body is the MessagePack array `[metadat
   size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
   codec, stored digest]`, sorted by digest, the stored digest empty if equal to the digest.
 
-The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file, but not over locations. So
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file. The root does not cover locations. So
 `compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log
-stays valid. The record's own digest covers everything.
+stays valid. The digest of the record covers everything.
 
-An agent's checkpoint lists its chunks, and the root covers it through its digest. The manifest holds the place of *every* chunk: it refers
-to no other manifest, and a restore follows no chain. So it may name packs of earlier epochs, but none of later ones. Files of version 1 have no
-chunks, and only packs of their own epoch.
+An agent's checkpoint lists its chunks, and the root covers this list through the checkpoint's digest. The manifest holds the place of
+*every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier epochs, but
+none of later ones. Files of version 1 have no chunks, and name only packs of their own epoch.
 
 The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
@@ -48,41 +48,41 @@ from snapline.storage.packs.pack import (
 MANIFEST_VERSION = 2
 
 MANIFEST_BYTES_MAX = 256 * 2**20
-"""Largest manifest: a million agents at about 200 bytes, or 300 GB of arrays at 55 bytes a chunk. Checked before reading."""
+"""Largest manifest: a million agents at about 200 bytes, or 300 GB of arrays at 55 bytes per chunk. The size is checked before reading."""
 
 PACK_BYTES_MAX = 2**60
-"""Upper limit for pack sizes: larger than any disk, and within file offsets."""
+"""Upper limit for pack sizes: larger than any disk, and valid as a file offset."""
 
 _KIND = b"MANI"
 _ROOT_CONTEXT = b"snapline root 1\0"
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Metadata of an epoch, without its agents. Part of the root.
+    """Metadata of an epoch, without its agents. The root covers the metadata.
 
     Attributes:
         epoch: number of the epoch.
         created: UTC time, ISO 8601. Used only by retention (`epoch_retention.py`).
-        trigger: its cause, such as `"periodic"`.
+        trigger: cause of the epoch, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
         plan: the recovery plan in force.
         protocol: the checkpointing protocol.
-        raft_index: position of the epoch's begin in the coordinator's log.
-        hosts: host → its start, for the participating hosts.
+        raft_index: position of the entry that begins the epoch in the coordinator's log.
+            hosts: participating host → number of the host's start.
         kinds: agent class → version of its state's schema; empty if unknown.
-        dependencies: distribution → version, in the running environment.
+        dependencies: installed distribution → its version.
         topology_fingerprint: digest of agents, classes and channels.
         config_hash: digest of the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
-        inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit it
-            if empty, as older files do, so their roots stay the same.
+            inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit an empty map, as
+                older files do, so their roots stay the same.
         outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
             likewise.
         durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.
         ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint on their own. Omitted likewise.
-        next_ordinal: first index above all those ever used by an agent of the fleet. Omitted if 0.
-        validity: what was proven when the epoch was committed. Later findings are not recorded here.
+        next_ordinal: first index above all those ever used by an agent of the fleet. Files omit 0.
+        validity: what was proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
 
     epoch: int
@@ -110,11 +110,11 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent of an epoch: its checkpoint's digest (part of the root), and the place of the blob (not part of it).
+    """One agent of an epoch: the digest of its checkpoint, which the root covers, and the place of the blob, which it does not cover.
 
     Attributes:
-        agent, kind, host, incarnation, is_unborn: as reported.
-        digest: BLAKE3 of the plain checkpoint, `size_bytes` long.
+        agent, kind, host, incarnation, is_unborn: as the host reported them.
+        digest: BLAKE3 of the plain checkpoint, which is `size_bytes` long.
         pack: index into the manifest's `packs`.
         offset: offset of the blob's header in the pack.
         stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
@@ -135,7 +135,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the blob as its pack's index must list it."""
+        """Return the blob's entry, which must equal the entry in its pack's index."""
         return BlobEntry(
             name=self.agent,
             kind=KIND_CHECKPOINT,
@@ -151,7 +151,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 def agent_line(
     entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
 ) -> AgentLine:
-    """Return the line for a blob of the pack with index `pack`: the blob's name is the agent."""
+    """Return the line for a blob of the pack with index `pack`. The name of the blob is the agent's id."""
     return AgentLine(
         agent=entry.name,
         kind=kind,
@@ -169,7 +169,7 @@ def agent_line(
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Place of one chunk; fields as in `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+    """Place of one chunk. The fields are those of `BlobEntry`; `pack` is the index into the manifest's `packs`."""
 
     digest: bytes
     pack: int
@@ -180,7 +180,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the blob as its pack's index must list it."""
+        """Return the chunk's entry, which must equal the entry in its pack's index."""
         return BlobEntry(
             name="",
             kind=KIND_CHUNK,
@@ -207,7 +207,7 @@ def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Contents and places of an epoch. `agents` and `chunks` are sorted after encoding or decoding."""
+    """Contents of an epoch and their places. Encoding and decoding sort `agents` and `chunks`."""
 
     metadata: Metadata
     agents: list[AgentLine]
@@ -215,7 +215,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunks: list[ChunkPlace] = []
 
     def line_of(self, agent: str) -> AgentLine:
-        """Return the agent's line; NotFoundError if it is not in this epoch."""
+        """Return the agent's line. Raises NotFoundError if the agent is not in this epoch."""
         place = bisect_left(self.agents, agent, key=_agent_of)
         if place < len(self.agents) and self.agents[place].agent == agent:
             return self.agents[place]
@@ -238,7 +238,7 @@ _locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
-    """Return root (hexadecimal) and file of `manifest`.
+    """Return the root (hexadecimal) and the file of `manifest`.
 
     Raises:
         UsageError: the manifest is inconsistent, such as a blob outside its pack.
@@ -297,7 +297,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
 
 def _read_locations(locations: msgspec.Raw) -> _Locations:
-    """Decode the locations. Version 1 has no chunks and is recognized by its length."""
+    """Decode the locations. Version 1 has no chunks; the length of the array shows the version."""
     try:
         decoded: _Locations = _locations_decoder.decode(locations)
         return decoded
@@ -331,7 +331,7 @@ def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return what is invalid in the manifest; empty if nothing is. Checked before writing and after reading."""
+    """Return a description of what is invalid in the manifest; empty if it is valid. The check runs before writing and after reading."""
     epoch = manifest.metadata.epoch
     if not 0 <= epoch <= layout.EPOCH_MAX:
         return f"{epoch} is no epoch number"
@@ -413,9 +413,9 @@ def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list
 
 
 def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
-    """Return the manifest with `root`, after every check; `epoch` is its expected epoch, if known.
+    """Return the manifest with `root`, after every check. `epoch` is the manifest's expected epoch, if known.
 
-    With `generation` None, the first one is read, or the latest if the first was replaced.
+    With `generation` None, the first generation is read, or the latest if the first was replaced.
     """
     if generation is None:
         generation = find_generation(disk, root)
@@ -425,7 +425,7 @@ def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation
 
 
 def find_generation(disk: Disk, root: str) -> int:
-    """Return which generation of a manifest to read: 0 while it exists, so that most readers need not list."""
+    """Return the generation of a manifest to read: 0 while generation 0 exists, so that most readers need no listing."""
     with contextlib.suppress(OSError):
         disk.size(manifest_path(root))
         return 0
@@ -435,7 +435,7 @@ def find_generation(disk: Disk, root: str) -> int:
 
 
 def list_generations(disk: Disk) -> dict[str, list[int]]:
-    """Return all generations of each manifest, root → numbers."""
+    """Return root → numbers of all generations of the manifest."""
     generations: dict[str, list[int]] = {}
     for entry in disk.list_directory(MANIFESTS):
         parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
@@ -449,7 +449,7 @@ _SIGNED_REF_VERSION = 2
 
 
 class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a ref. Its bytes follow from the coordinator's log, so any leader writes the same."""
+    """Body of a ref. The coordinator's log determines the bytes, so every leader writes the same ones."""
 
     epoch: int
     root: str
@@ -457,7 +457,8 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref (version 2). The Ed25519 signature over `ciphers.epoch_message` is deterministic, so any leader writes the same bytes."""
+    """Body of a signed ref (version 2). The Ed25519 signature over `ciphers.epoch_message` is deterministic, so any leader writes the
+    same bytes."""
 
     epoch: int
     root: str
@@ -474,7 +475,7 @@ _signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
 
 
 def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
-    """Return the ref's file; signed if the guard has a signing key."""
+    """Return the file of a ref, signed if the guard has a signing key."""
     if guard is None or not guard.signs:
         return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
     signature = guard.sign(epoch_message(store_id, epoch, root))

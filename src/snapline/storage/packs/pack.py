@@ -1,33 +1,33 @@
-"""A pack and its blobs: the checkpoints of one host for one epoch, or those taken between epochs, in one file.
+"""A pack is one file of blobs: the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
     footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
 
-The header's body is the map `{epoch, store, writer, pack}`, and the index's body begins with the same, so each binds the
-file to its store, epoch and name. (In a checkpoint pack `epoch` is the plan.) A checkpoint's blob is named after its agent. In a
-checkpoint pack, where an agent may have several, the name is number and id (`layout.checkpoint_name`). Chunks have no name. The blobs
-fill the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of the
-file. The index digest (the last 32 bytes of the index record) goes to the coordinator, which reads it back
-before it commits the epoch.
+The header's body is the map `{epoch, store, writer, pack}`. The index's body begins with the same fields, so header and index each bind the
+file to its store, epoch and name. In a checkpoint pack, `epoch` is the plan. A checkpoint's blob is named after its agent. In a checkpoint
+pack, an agent may have several checkpoints, so the name is number and id (`layout.checkpoint_name`). Chunks have no name. The blobs fill
+the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of the file. The host
+reports the index digest (the last 32 bytes of the index record) to the coordinator, which reads the index again before it commits the
+epoch.
 
-The index also lists what the checkpoints in the pack need from elsewhere: chunks of the base epoch (`base`, `reused`), and
+The index also lists what the checkpoints in the pack need from other files. These are chunks of the base epoch (`base`, `reused`), and
 other packs of the same writer and epoch (`others`), written because one pack would be too large. The manifest is built from these lists
 (`checkpoint_packs.gather`).
 
-**A blob** is a self-contained header and the stored bytes.
+**A blob** is a self-contained header followed by the stored bytes.
 
     magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
     | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
-Integers are little-endian; the check is the front of BLAKE3 over the preceding header. So a scan for the magic finds every
-blob of a pack that lost its footer, and can distinguish a whole blob from a damaged one. There are two digests because a flipped bit in
-compressed bytes may still decompress to the right plain bytes. For plain storage both are the same digest, computed once.
+Integers are little-endian. The check is the first 16 bytes of BLAKE3 over the preceding header. So a scan for the magic finds every blob of
+a pack that lost its footer, and distinguishes an intact blob from a damaged one. There are two digests because compressed bytes with a
+flipped bit may still decompress to the right plain bytes. For uncompressed, unencrypted bytes both are the same digest, computed once.
 
 The digest of the plain bytes is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its place
 (`Keyring.context`): a blob that was moved within its pack, or to another pack, cannot be decrypted.
 
-No bytes are used before their digest is compared, and no length before the check over it (G11).
+Bytes are used only after their digest is compared, and a length only after the check over it is compared (G11).
 """
 
 import struct
@@ -44,31 +44,31 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of, seal, unseal
 
 KIND_CHECKPOINT = 1
-"""An `AgentCheckpoint`."""
+"""Kind of a blob that is an `AgentCheckpoint`."""
 KIND_CHUNK = 2
-"""A chunk of a part of a state. It has no name; it is found by its digest."""
+"""Kind of a blob that is a chunk of a state part. A chunk has no name; its digest identifies it."""
 
 CODEC_PLAIN = 0
 CODEC_LZ4 = 1
 CODEC_ENCRYPTED = 2
-"""Added to one of the others: the bytes were compressed, then encrypted."""
+"""Value added to another codec: the bytes were compressed, then encrypted."""
 
 KINDS = frozenset({KIND_CHECKPOINT, KIND_CHUNK})
 CODECS = frozenset({CODEC_PLAIN, CODEC_LZ4, CODEC_ENCRYPTED, CODEC_ENCRYPTED | CODEC_LZ4})
 
 BLOB_BYTES_MAX = 2**33
-"""Largest blob (8 GiB): a checkpoint is held in memory as a whole, and a larger length is damaged or hostile."""
+"""Largest blob (8 GiB). A checkpoint is held in memory as a whole; a larger length is damaged or hostile."""
 
 LZ4_BYTES_MAX = 2**28
-"""Largest blob to compress (256 MiB): lz4's block format ends below 2 GiB, and states that large consist of arrays, which do not shrink."""
+"""Largest blob to compress (256 MiB). lz4's block format ends below 2 GiB, and larger states consist of arrays, which do not shrink."""
 
 LZ4_RATIO_MAX = 255
-"""lz4 encodes at most 255 bytes of output in one byte of input: a larger claim is a bomb."""
+"""Highest possible ratio: lz4 encodes at most 255 output bytes in one input byte. A larger claim is a decompression bomb."""
 
 _PROBE_BYTES = 2**16
 _PROBE_PARTS = 4
 _SAVED_PERCENT_MIN = 3
-"""Below this, decompression at restore costs more than the bytes saved."""
+"""Smallest saving in percent that is worth compression: below it, decompression at restore costs more than the saved bytes."""
 
 _BLOB_MAGIC = b"SNAPBLOB"
 _BLOB_HEADER = struct.Struct("<8sBBHIQQ32s32s")
@@ -79,11 +79,11 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     """A blob as a pack's index lists it.
 
     Attributes:
-        name: the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
+            name: id of the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
         kind: `KIND_…`.
         codec: `CODEC_…`.
-        offset: offset of its header in the pack.
-        stored_bytes: length without header, as stored.
+        offset: offset of the blob's header in the pack.
+        stored_bytes: length of the stored bytes, without the header.
         size_bytes: length of the plain bytes.
         digest: digest of the plain bytes.
         stored_digest: BLAKE3 of the stored bytes.
@@ -100,12 +100,13 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
     @property
     def label(self) -> str:
-        """Label for messages, unique among the blobs of the pack."""
+        """Label for error messages, unique among the blobs of the pack."""
         return self.name or f"chunk {self.digest.hex()[:12]}"
 
 
 class PackBlob(msgspec.Struct, gc=False):
-    """A blob to be written. `digest` is that of the plain bytes, if known; with `compress` None, a probe decides."""
+    """A blob to be written. `digest` is the digest of the plain bytes, if known. With `compress` None, a probe decides about
+    compression."""
 
     name: str
     kind: int
@@ -115,7 +116,7 @@ class PackBlob(msgspec.Struct, gc=False):
 
 
 def group_blobs(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
-    """Yield the blobs in groups, one per pack; each but the last has at least `size_bytes` bytes."""
+    """Yield the blobs in groups, one group per pack. Each group but the last has at least `size_bytes` bytes."""
     group: list[PackBlob] = []
     found_bytes = 0
     for blob in blobs:
@@ -129,7 +130,7 @@ def group_blobs(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[Pac
 
 
 class Keyring(msgspec.Struct, frozen=True):
-    """Keys that open or seal the blobs of one pack; `cipher` is None if they are not encrypted."""
+    """Keys that encrypt or decrypt the blobs of one pack. `cipher` is None if the blobs are not encrypted."""
 
     store_id: str
     pack_id: str
@@ -137,13 +138,13 @@ class Keyring(msgspec.Struct, frozen=True):
     cipher: Cipher | None = None
 
     def context(self, kind: int, codec: int, *, offset: int, size_bytes: int, digest: bytes) -> bytes:
-        """Return the context that encryption binds a blob to: store, pack, place in it, and its whole header."""
+        """Return the context to which encryption binds a blob: store, pack, place in the pack, and the blob's whole header."""
         return canonical.encode(
             ("snapline blob 2", self.store_id, self.pack_id, offset, kind, codec, size_bytes, digest)
         )
 
     def digest(self, plain: Buffer) -> bytes:
-        """Return the digest of plain bytes: keyed if there is a guard that encrypts."""
+        """Return the digest of plain bytes: a keyed digest if there is a guard that encrypts."""
         guard = self.guard
         return guard.digest(plain) if guard is not None and guard.encrypts else digest_of(plain)
 
@@ -153,17 +154,17 @@ PLAIN_KEYRING = Keyring("", "")
 
 
 def header_bytes(name: str) -> int:
-    """Return the length of the header of a blob called `name`, which is ASCII."""
+    """Return the length of the header of a blob with this `name`, which is ASCII."""
     return _BLOB_HEADER.size + len(name) + _CHECK_BYTES
 
 
 def end_of(entry: BlobEntry) -> int:
-    """Return the offset of the first byte after the blob."""
+    """Return the offset of the first byte after the blob `entry`."""
     return entry.offset + header_bytes(entry.name) + entry.stored_bytes
 
 
 def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = PLAIN_KEYRING) -> tuple[BlobEntry, bytes, Buffer]:
-    """Return entry, header and stored bytes of a blob for the place `offset`."""
+    """Return the entry, header and stored bytes of a blob that will be written at `offset`."""
     size_bytes = len(blob.data)
     if size_bytes > BLOB_BYTES_MAX:
         raise UsageError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
@@ -179,7 +180,7 @@ def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = PLAIN_KEYRING
 
 
 def encode_header(entry: BlobEntry) -> bytes:
-    """Return the header of the blob `entry`. The header does not contain the offset."""
+    """Return the header of the blob that `entry` describes. The header does not contain the offset."""
     name = entry.name.encode("ascii")
     head = (
         _BLOB_HEADER.pack(
@@ -199,7 +200,7 @@ def encode_header(entry: BlobEntry) -> bytes:
 
 
 def contradiction_of(entry: BlobEntry) -> str:
-    """Return what is invalid in `entry`; empty if nothing is. Checked before anything is allocated."""
+    """Return a description of what is invalid in `entry`; empty if it is valid. The check runs before anything is allocated."""
     if entry.kind not in KINDS or entry.codec not in CODECS:
         return f"kind {entry.kind} or codec {entry.codec} is unknown to this snapline: use a newer one"
     if not entry.name.isascii() or min(entry.offset, entry.stored_bytes, entry.size_bytes) < 0:
@@ -222,11 +223,11 @@ def decode_blob(
 ) -> Buffer:
     """Return the plain bytes of the blob whose header and stored bytes are `data`, after every check.
 
-    Plain blobs are not copied. `entry` comes from a manifest or an index, whose digest has been checked.
+    Plain blobs are not copied. `entry` comes from a manifest or an index whose digest has been checked.
 
     Raises:
-        DamagedDataError: names `path`, `epoch` and the agent.
-        StoreError: the blob is not encrypted and there is a key, or the reverse.
+        DamagedDataError: the blob is damaged; the message names `path`, `epoch` and the agent.
+        StoreError: the blob is not encrypted although there is a key, or is encrypted although there is none.
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
@@ -256,7 +257,7 @@ def open_stored(
 
 
 def check_encryption(entry: BlobEntry, keyring: Keyring, path: str) -> None:
-    """Refuse a plain blob where there is a key, and an encrypted one where there is none."""
+    """Reject a plain blob where there is a key, and an encrypted blob where there is none."""
     if entry.codec & CODEC_ENCRYPTED:
         if keyring.cipher is None:
             raise StoreKeyError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
@@ -287,7 +288,7 @@ def _find_damage(data: Buffer, entry: BlobEntry) -> str:
 
 
 def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
-    """Return codec and stored bytes: lz4 where a probe shows that it pays; `wanted` False: never."""
+    """Return codec and stored bytes. lz4 is used if a probe shows that compression pays off; never if `wanted` is False."""
     if not plain or wanted is False or len(plain) > LZ4_BYTES_MAX:
         return CODEC_PLAIN, plain
     if wanted is None and not compresses(plain):
@@ -297,7 +298,7 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 
 
 def compresses(plain: Buffer) -> bool:
-    """Return whether lz4 saves anything on a sample of `plain`."""
+    """Return whether lz4 compresses a sample of `plain` enough."""
     if len(plain) <= _PROBE_BYTES:
         return True  # The sample would be the whole blob.
     sample = _sample(plain)
@@ -309,17 +310,17 @@ def _pays(stored_bytes: int, plain_bytes: int) -> bool:
 
 
 def _sample(plain: Buffer) -> bytes:
-    """Return 64 KiB from four places: a state often begins with text and continues with arrays."""
+    """Return 64 KiB of `plain` from four places, because a state often begins with text and continues with arrays."""
     part = _PROBE_BYTES // _PROBE_PARTS
     step = (len(plain) - part) // (_PROBE_PARTS - 1)
     return b"".join(plain[i * step : i * step + part] for i in range(_PROBE_PARTS))
 
 
 INDEX_VERSION = 2
-"""Version 1 had no chunks and no references to other packs."""
+"""Version of the index. Version 1 had no chunks and no references to other packs."""
 
 INDEX_BYTES_MAX = 2**28
-"""Largest index (256 MiB): a million blobs of one host. Checked before reading."""
+"""Largest index (256 MiB): a million blobs of one host. The size is checked before reading."""
 
 _HEADER_KIND = b"PACK"
 _INDEX_KIND = b"INDX"
@@ -327,13 +328,13 @@ _FOOTER_MAGIC = b"SNAPFOOT"
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _CHECKED = struct.Struct("<QQ32s")
 _TAIL_BYTES = 2**16
-"""Bytes of a first read at the end: enough for footer and index of a pack of about 500 blobs."""
+"""Bytes of the first read at the end of a pack: enough for footer and index of a pack of about 500 blobs."""
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Report of a host on a pack it wrote: enough to recognize the same file later.
+    """Report of a host on a pack that it wrote, with enough data to recognize the same file later.
 
-    `key_id` names the key that encrypts its blobs; empty if they are not encrypted, or if the key was not looked up yet.
+    `key_id` names the key that encrypts the pack's blobs. It is empty if they are not encrypted, or if the key was not looked up yet.
     """
 
     path: str
@@ -343,7 +344,7 @@ class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
 
 
 class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the header record. `epoch` of a checkpoint pack is the plan."""
+    """Body of the header record. In a checkpoint pack, `epoch` is the plan."""
 
     epoch: int
     pack: str
@@ -352,11 +353,11 @@ class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class PackNeeds(msgspec.Struct, frozen=True, gc=False):
-    """Chunks and packs that the checkpoints of a pack need from elsewhere.
+    """Chunks and packs that the checkpoints of a pack need from other files.
 
     Attributes:
-        base: the epoch that holds the chunks `reused`; 0 for none.
-        reused: digests of chunks in the base.
+            base: epoch that holds the chunks `reused`; 0 if no chunk is reused.
+        reused: digests of the reused chunks of the base epoch.
         others: packs of the same writer and epoch.
     """
 
@@ -366,7 +367,7 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
 
 
 class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the index record. `reused` is the concatenated digests; see `PackNeeds`. `key` is the key's id."""
+    """Body of the index record. `reused` holds concatenated digests (see `PackNeeds`). `key` is the id of the encryption key."""
 
     entries: list[BlobEntry]
     epoch: int
@@ -404,11 +405,11 @@ def encode_pack_header(header: PackHeader) -> bytes:
 
 
 class PackWriter:
-    """Turns blobs into the bytes of one pack, a piece at a time.
+    """Encoder of blobs as the bytes of one pack, one piece at a time.
 
     Attributes:
         size_bytes: total size of all pieces returned so far.
-        index_digest: known after `pieces` has ended.
+        index_digest: digest of the index; known after `pieces` has ended.
     """
 
     def __init__(
@@ -431,7 +432,7 @@ class PackWriter:
         """Yield the file's bytes in order.
 
         Raises:
-            UsageError: a name is invalid (in a checkpoint pack: not number and id), or a name or chunk is a duplicate.
+            UsageError: a name is invalid (in a checkpoint pack, a name other than number and id), or a name or chunk is a duplicate.
         """
         header = encode_pack_header(self._header)
         yield header

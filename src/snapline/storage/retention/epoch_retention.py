@@ -1,43 +1,46 @@
 """Retention of epochs: which snapshots to keep, and deletion of epochs and unreferenced files.
 
-**Deletion.** Files are deleted in the order ref, manifest, packs, and the directory is synced after each but the last. So after a crash every ref still
-has its manifest, and every manifest its packs. Other remains are garbage, which the next sweep finds.
+**Deletion.** Files are deleted in the order ref, manifest, packs. The directory is synced after each kind but the last. So after a crash
+every ref still has its manifest, and every manifest its packs. Other remaining files are garbage, which the next sweep finds.
 
-Packs are shared: an epoch's manifest may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it. This includes
-manifests without a ref, whose epoch may be complete and about to be published. The needs of an unreadable manifest are
-unknown. Then no pack that is as old as its epoch is deleted, and no pack at all if even the epoch is
-unknown. Manifests are written once, so their contents are cached (`Notes`).
+Packs are shared: an epoch's manifest may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
+Manifests without a ref count too, because their epoch may be complete and about to be published. An unreadable manifest may need any pack
+of its epoch or an earlier one, so none of those packs is deleted. If even its epoch is unknown, no pack is deleted at all. Manifests are
+written once, so their contents are cached (`Notes`).
 
-The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. It keeps everything of an epoch whose ref or manifest
-cannot be read, and of epochs and writers that the caller lists as possibly in use. Only one process deletes, and
-only that process publishes: otherwise a ref could appear during the sweep.
+The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. The sweep also keeps all files of an epoch whose ref or
+manifest cannot be read, and of epochs and writers that the caller lists as possibly in use. Only one process deletes, and only that process
+publishes: otherwise a ref could appear during the sweep.
 
-**The policy.** Snapshots that no recovery needs are kept too: the last ones, one an hour, one a day, manual ones, and held ones. The problem. A fleet writes a snapshot every few seconds. Keeping all fills any disk. Keeping only the newest does not help somebody
+**The policy.** Snapshots that no recovery needs are kept too: the last ones, one an hour, one a day, manual ones, and held ones. The
+problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest does not help somebody
 who finds out on Tuesday what went wrong on Sunday.
 
-The model. `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
+The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
-1. it is held (by a pin, a tag or a recovery): the caller passes these with the reason;
-2. it is one of the last `keep_last`, by epoch number. Damaged ones do not count, and those among the last stay: they are
-   evidence, and a reader that looks for the newest must see them;
-3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the newest
+1. the snapshot is held (by a pin, a tag or a recovery): the caller passes held snapshots with the reason;
+2. the snapshot is one of the last `keep_last`, by epoch number. Damaged snapshots do not count towards this number, but those among the
+   last are kept as evidence, because a reader that looks for the newest must see them;
+3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the
+   newest
    snapshot, not with the clock: a store that nobody uses for a month loses nothing;
-4. it is one of the last `manual` that somebody took by hand;
-5. it is at most `within_s` older than the newest. The time between two consecutive snapshots counts as an hour at most, so a clock
-   correction makes no snapshot old;
-6. its time is unknown, or later than the clock. Then a clock is wrong, and nothing uncertain is deleted. Such a snapshot represents no
-   hour and no day, so it displaces no other one.
+4. the snapshot is one of the last `manual` that somebody took by hand;
+5. the snapshot is at most `within_s` older than the newest. The time between two consecutive snapshots counts as an hour at most, so a
+   clock correction makes no snapshot old;
+6. the snapshot's time is unknown, or later than the clock. Then a clock is wrong, and nothing uncertain is deleted. Such a snapshot
+   represents no hour and no day, so it displaces no other snapshot.
 
-Snapshots are ordered by number, not by clock. Of two in one hour, the higher number is the newer, even if the clock went back.
+Snapshots are ordered by number, not by clock. Of two snapshots in one hour, the one with the higher number is newer, even if the clock was
+set back.
 
 Invariants (tested as properties):
 
 - the newest snapshot is kept;
 - rules 2 to 4 keep at most `keep_last + hourly + daily + manual`, not counting damaged ones;
-- while time goes forward, rules 1 to 4 never need a snapshot again that they dropped: a day's newest is also an hour's newest.
-  So early and late deletion end with the same snapshots.
+- while time moves forward, rules 1 to 4 never keep a snapshot that they dropped earlier: a day's newest is also an hour's newest.
+  So early and late deletion leave the same snapshots.
 
-Supports G7: the policy only decides what to *keep*; the coordinator decides what may be deleted.
+This module supports G7: the policy only decides what to *keep*; the coordinator decides what may be deleted.
 """
 
 import contextlib
@@ -54,8 +57,8 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.manifest import Manifest, list_generations, read_manifest, read_ref
 
 Notes = dict[str, tuple[int, frozenset[str]]]
-"""Path of a manifest → its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps
-these from one deletion to the next. Entries of deleted manifests are dropped."""
+"""Map from the path of a manifest to its epoch and the packs that it names. A manifest never changes, so the owner of a store reuses this
+map at later deletions. Entries of deleted manifests are dropped."""
 
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
@@ -100,9 +103,9 @@ def delete_unreferenced(
 
 
 def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
-    """Return the manifest of an epoch, in all its generations, and the packs that any of them names, each once.
+    """Return the manifest of an epoch, in all its generations, and the packs that any generation names, each once.
 
-    If ref or manifest is damaged, return the packs with its epoch number.
+    If the ref or the manifest is damaged, return the packs with the epoch's number.
     """
     manifests: list[str] = []
     try:
@@ -129,12 +132,12 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
 
 
 class _NamedPacks:
-    """Packs that the present manifests name.
+    """Packs that the existing manifests name.
 
     A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
 
     Attributes:
-        kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1 if there is none.
+        kept_up_to: packs of epochs up to this one are kept, since the manifest of this epoch cannot be read; -1 if all can be read.
     """
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
@@ -145,7 +148,7 @@ class _NamedPacks:
             del notes[gone]
         damaged: list[str] = []
         for path in paths:
-            known = notes.get(path)  # first, since a deletion checks every name
+            known = notes.get(path)  # The cache comes first, since a deletion checks every name.
             if known is None:
                 parsed = layout.parse_manifest_path(path)
                 if parsed is None:
@@ -160,24 +163,24 @@ class _NamedPacks:
         self.kept_up_to = max([roots[root] for root in damaged if root in roots], default=-1)
 
     def needs(self, path: str) -> bool:
-        """Return whether this pack must stay."""
+        """Return whether this pack must be kept."""
         name = layout.parse_pack_path(path)
         return path in self._paths or (name is not None and name.number <= self.kept_up_to)
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Read and cache epoch and packs of a manifest. StoreError: the store cannot be read now, so nothing may be deleted."""
+    """Read a manifest; cache its epoch and packs. Raises StoreError if the store cannot be read now; then nothing may be deleted."""
     return note(notes, path, read_manifest(disk, root, generation=generation))
 
 
 def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
-    """Cache epoch and packs of a manifest that has just been read or written; return them."""
+    """Cache epoch and packs of a manifest that was just read or written; return both."""
     known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 
 
 def _roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root → epoch of all refs."""
+    """Return root → epoch for all refs."""
     epochs = {}
     for path in _list_files(disk, layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(path)
@@ -215,7 +218,7 @@ class _Sweep:
                 self._kept_epochs.add(epoch)
 
     def manifests_to_delete(self) -> list[str]:
-        """Return the manifests to delete. Unreadable ones stay, as their epoch is unknown. `verify` reports them."""
+        """Return the manifests to delete. Unreadable manifests are kept, as their epoch is unknown. `verify` reports them."""
         unreferenced = []
         for path in _list_files(self._disk, layout.MANIFESTS):
             root, generation = layout.parse_manifest_path(path) or ("", 0)
@@ -252,7 +255,7 @@ class _Sweep:
         return old_files
 
     def remove_empty_directories(self) -> None:
-        """Remove empty directories. Others stay."""
+        """Remove the directories that are empty."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):
@@ -287,19 +290,19 @@ HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 COUNT_MAX = 1_000_000
-"""Largest number in a policy; `snapshot list` could not usefully show more."""
+"""Largest number in a policy: `snapshot list` could not usefully show more snapshots."""
 
 LAST, HOURLY, DAILY, MANUAL, WITHIN = "last", "hourly", "daily", "manual", "within"
 UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
-"""Reasons to keep a snapshot; the caller passes others: `pinned`, `tag NAME`, `in use`."""
+"""Reasons of the policy to keep a snapshot. The caller passes other reasons: `pinned`, `tag NAME`, `in use`."""
 
 _FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily", MANUAL: "manual", WITHIN: "within_s"}
 
 MANUAL_TRIGGER = "hand"
-"""Trigger of manual snapshots in their manifests."""
+"""Trigger that manifests of manual snapshots contain."""
 
 WITHIN_S_MAX = 10 * 366 * 86_400
-"""Ten years."""
+"""Largest `within_s`: ten years, in seconds."""
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -312,7 +315,7 @@ class Policy(msgspec.Struct, frozen=True):
         hourly: number of hours of which the newest snapshot is kept; 0 for none.
         daily: number of days of which the newest snapshot is kept; 0 for none.
         manual: number of newest manual snapshots to keep; 0 for none.
-        within_s: age in seconds, relative to the newest, up to which all are kept; 0 for none.
+        within_s: age in seconds, relative to the newest snapshot, up to which all are kept; 0 for none.
     """
 
     keep_last: int = 10
@@ -340,7 +343,8 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: epoch number.
-        created_ns: nanoseconds since 1970; None if unknown. An integer, since rounding could move a time across the edge of an hour.
+        created_ns: nanoseconds since 1970; None if unknown. The time is an integer, since rounding could move a time across the edge of
+            an hour.
         is_damaged: the snapshot cannot be restored.
         is_manual: somebody took the snapshot by hand.
     """
@@ -352,7 +356,8 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy of a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`; omitted parts are as in `default`.
+    """Return the policy that a text describes, such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`. Parts that the text omits are
+    taken from `default`.
 
     Raises:
         UsageError: a name is unknown or given twice, or a number is missing or out of range.
@@ -376,7 +381,7 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
 
 
 def parse_duration_s(text: str) -> int:
-    """Return the seconds of `"90s"`, `"30m"`, `"2h"` or `"7d"`; a number alone is seconds.
+    """Return the seconds that `"90s"`, `"30m"`, `"2h"` or `"7d"` denotes; a number without a unit counts seconds.
 
     Raises:
         UsageError: `text` is not a duration.
@@ -388,7 +393,7 @@ def parse_duration_s(text: str) -> int:
 
 
 def parse_created(created: str) -> int | None:
-    """Return a manifest's `created` in nanoseconds since 1970; None if it is not a time."""
+    """Return a manifest's `created` in nanoseconds since 1970; None if it is not a valid time."""
     try:
         time = datetime.fromisoformat(created)
         return 1000 * (((time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
@@ -401,7 +406,7 @@ def retained(
 ) -> dict[int, str]:
     """Return the epochs to keep, ascending, each with the first reason that applies.
 
-    `held` holds reasons that precede all others, such as `"pinned"`; epochs outside `snapshots` are ignored.
+    `held` maps epochs to reasons that precede all others, such as `"pinned"`. Epochs outside `snapshots` are ignored.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
     undamaged = [snapshot for snapshot in ordered if not snapshot.is_damaged]
@@ -438,14 +443,14 @@ def _untrusted_time_reason(created_ns: int | None, now_ns: int) -> str:
 
 
 def _newest_of_each(times: Sequence[tuple[int, int]], length_ns: int, count: int) -> frozenset[int]:
-    """Return the last epoch of each of the last `count` spans of `length_ns`; `times` ascends by epoch."""
+    """Return the last epoch of each of the last `count` periods of `length_ns`; `times` ascends by epoch."""
     newest = {created_ns // length_ns: epoch for epoch, created_ns in times}
     end = max(newest, default=0)
     return frozenset([epoch for span, epoch in newest.items() if span > end - count])
 
 
 def _within(times: Sequence[tuple[int, int]], length_ns: int) -> frozenset[int]:
-    """Return the epochs that are at most `length_ns` older than the last; `times` ascends by epoch."""
+    """Return the epochs that are at most `length_ns` older than the last one; `times` ascends by epoch."""
     kept: set[int] = set()
     age_ns, after_ns = 0, None
     for epoch, created_ns in reversed(times if length_ns else ()):

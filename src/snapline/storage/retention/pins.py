@@ -1,16 +1,15 @@
-"""Pins and tags: requests to keep a snapshot; and deletion of snapshots that respects them.
+"""Pins and tags are requests to keep a snapshot. This module makes them, and deletes snapshots without violating them.
 
     pins/<epoch>.<random>        this epoch is kept                       record PINS {created, epoch, root, store}
     tags/<name>                  this epoch is kept under a name          record TAGS {created, epoch, maker, name, root, store}
     deleting/<epoch>.<random>    a process is about to delete this epoch  record DELE {begun_s, epoch, store}
 
-The problem. A command makes a pin. The coordinator or another command deletes, perhaps at the same moment and
-on another machine. A pin must either stop the deletion or be refused. A pin that was granted for a deleted snapshot would be a
-false promise.
+The problem: a command makes a pin. The coordinator or another command deletes the snapshot, perhaps at the same moment and on another
+machine. A pin must either stop the deletion or be refused. A pin that was granted for a deleted snapshot would be a false promise.
 
-The model. All processes see one store, whose listings are current and whose files are created only if absent (a local directory, an
-object store). Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before
-it looks for the other's:
+The model: all processes see one store, whose listings are current and whose files are created only if absent (a local directory, an object
+store). Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before it looks for the
+flag of the other side:
 
 | pinning or tagging | deleting |
 | --- | --- |
@@ -20,19 +19,21 @@ it looks for the other's:
 | 4. read the ref: gone → refused | 4. delete: the ref first |
 | refused: remove what 2 created | 5. remove what 1 created |
 
-Why it works. If the pinner's 3 precedes the deleter's 1, the pin existed before the deleter's 2 and 3, which see it. Otherwise 3 sees
-the intent, or the intent is gone again. In the second case a deletion also removed the ref, and 4 sees that. **3 must come before 4.**
+Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, which see
+the pin. Otherwise the pinner's step 3 sees the intent, or the intent is gone again. In the second case the deletion also removed the ref,
+and the pinner's step 4 sees that. **Step 3 must come before step 4.**
 
-Each process creates its own files with random names. A refused pinner removes only its own pin, a deleter only
-its own intent. So several processes may pin and several may delete one epoch at once. Only one process gets a tag's name;
-the second is refused, even if it names the same epoch.
+Each process creates its own files with random names. A refused pinner removes only its own pin, a deleter only its own intent. So several
+processes may pin and several may delete one epoch at once. Only one process gets a tag's name. A second process is refused, even if it
+names the same epoch.
 
-Remains of dead processes. An intent refuses new pins of its epoch until `clear_leftovers` removes it. This happens when the ref is gone, when the
-intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died between 2 and
-4 counts as any other. `clear_leftovers` removes it if its snapshot is gone altogether. If only the ref is gone, the pin
-stays: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
+Files of dead processes. An intent refuses new pins of its epoch until `clear_leftovers` removes the intent. This happens when the ref is
+gone, when the intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died
+between steps 2 and 4 counts as any other. `clear_leftovers` removes the pin if the snapshot is gone completely. If only the ref is gone,
+the
+pin is kept: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
 
-Supports G7.
+This module supports G7.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ from snapline.storage.timestamps import instant
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"
 DIRECTORIES = (PINS, TAGS, DELETING)
-"""Directories of pins, tags and intents; each is created with its first file."""
+"""Directories of pins, tags and intents. Each directory is created with its first file."""
 
 PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
 
@@ -61,10 +62,10 @@ INTENT_S_MAX = 3600
 """Age in seconds at which an intent counts as left by a dead process. A deleter needs milliseconds, or minutes on a slow store."""
 
 HOLDS_MAX = 10_000
-"""Largest number of pins, and of tags: each deletion reads all tags. New ones beyond it are refused."""
+"""Largest number of pins, and of tags; further ones are refused. The limit exists because each deletion reads all tags."""
 
 DELETED_AT_ONCE = 64
-"""Number of epochs deleted per read of the pins and tags. A crash leaves at most this many intents."""
+"""Number of epochs that are deleted after one read of the pins and tags. A crash leaves at most this many intents."""
 
 PINNED = "pinned"
 
@@ -75,7 +76,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a pin. `root` is the snapshot's root, `created` the time of the pin (UTC, ISO 8601)."""
+    """Body of a pin. `root` is the root of the snapshot, `created` the time of the pin (UTC, ISO 8601)."""
 
     epoch: int
     root: str
@@ -84,7 +85,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag: as that of a pin, with the tag's name. `maker` is random, so no two makers write the same bytes."""
+    """Body of a tag: the fields of a pin, and the tag's name. `maker` is random, so no two makers write the same bytes."""
 
     name: str
     maker: str
@@ -95,7 +96,7 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of an intent to delete. `begun_s`: seconds since 1970."""
+    """Body of an intent to delete. `begun_s` is the time in seconds since 1970."""
 
     epoch: int
     store: str
@@ -109,7 +110,7 @@ _KINDS: dict[type, bytes] = {Pin: PIN_KIND, Tag: TAG_KIND, Intent: INTENT_KIND}
 _TYPES: dict[str, type[Record]] = {PINS: Pin, TAGS: Tag, DELETING: Intent}
 
 Steps = Generator[None, None, _Result]
-"""A procedure that yields wherever another process may interleave: each part touches shared state at most once."""
+"""A procedure that yields wherever another process may interleave. The code between two yields touches shared state at most once."""
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -154,12 +155,12 @@ def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> P
 
 
 def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
-    """Tag a snapshot; errors as `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
+    """Tag a snapshot. Raises the errors of `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
     return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
 
 
 def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Steps[Pin]:
-    """The steps of `pin`."""
+    """Run `pin` step by step."""
     root = _root_of(disk, store_id, epoch)
     made = Pin(epoch, root, store_id, instant(now_s))
     yield from _claim(disk, f"{PINS}/{epoch}.{_check_token(token)}", made, token, what=f"a pin of epoch {epoch}")
@@ -167,7 +168,7 @@ def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float
 
 
 def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Steps[Tag]:
-    """The steps of `tag`."""
+    """Run `tag` step by step."""
     root = _root_of(disk, store_id, epoch)
     made = Tag(check_tag(name), _check_token(token), epoch, root, store_id, instant(now_s))
     try:
@@ -178,23 +179,23 @@ def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, n
 
 
 def unpin(disk: Disk, epoch: int) -> bool:
-    """Remove all pins of an epoch; return whether there were any. Tags stay."""
+    """Remove all pins of an epoch; return whether there were any. Tags are kept."""
     paths = [path for path in _paths(disk, PINS) if parse_claim_path(path) == epoch]
     return bool(_remove(disk, PINS, paths))
 
 
 def unpin_own(disk: Disk, epoch: int, token: str) -> None:
-    """Remove the pin that was made with this token, if it still exists."""
+    """Remove the pin that was made with this token, if the pin still exists."""
     _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
 
 
 def untag(disk: Disk, name: str) -> bool:
-    """Remove a tag, even a damaged one; return whether it existed."""
+    """Remove a tag, even a damaged one; return whether the tag existed."""
     return bool(_remove(disk, TAGS, [f"{TAGS}/{check_tag(name)}"]))
 
 
 def list_pins(disk: Disk, store_id: str) -> list[Pin]:
-    """Return the pins, ascending by epoch, one for each epoch.
+    """Return one pin for each pinned epoch, ascending by epoch.
 
     Raises:
         DamagedDataError: a pin cannot be read.
@@ -209,7 +210,7 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
 
 
 def pinned_epochs(disk: Disk) -> list[int]:
-    """Return the epochs that are pinned, ascending. Names of pins suffice, so a damaged pin counts."""
+    """Return the epochs that are pinned, ascending. Only names are read, so a damaged pin counts."""
     return sorted({epoch for path in _paths(disk, PINS) if (epoch := parse_claim_path(path)) is not None})
 
 
@@ -224,7 +225,7 @@ def list_tags(disk: Disk, store_id: str) -> list[Tag]:
 
 
 def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
-    """Return the epoch that the tag `name` names; None if there is no such tag, or the name is invalid.
+    """Return the epoch that the tag `name` names; None if the name is invalid or no tag has it.
 
     Raises:
         DamagedDataError: the tag cannot be read.
@@ -238,7 +239,7 @@ def held_epochs(disk: Disk, store_id: str) -> dict[int, str]:
     """Return epoch → `"pinned"` or `"tag NAME"` of all held epochs.
 
     Raises:
-        DamagedDataError: a tag cannot be read. It may hold any epoch, so nothing can be deleted.
+        DamagedDataError: a tag cannot be read. That tag may hold any epoch, so nothing can be deleted.
     """
     return _run(_held_steps(disk, store_id))
 
@@ -255,9 +256,10 @@ def guarded_delete(
     tokens: Callable[[], str],
     now_s: float,
 ) -> dict[int, list[str] | None]:
-    """Delete epochs that are not held; return epoch → the removed paths, or None if the epoch is held.
+    """Delete epochs that are not held. Return epoch → the removed paths, or None if the epoch is held.
 
-    `delete` removes one epoch, its ref first (`Store.delete_epoch`). If it raises, later epochs are not deleted, and no intent remains.
+    `delete` removes one epoch, beginning with its ref (`Store.delete_epoch`). If it raises, later epochs are not deleted, and no intent
+    remains.
     """
     done: dict[int, list[str] | None] = {}
     for first in range(0, len(epochs), DELETED_AT_ONCE):
@@ -275,7 +277,7 @@ def delete_steps(
     token: str,
     now_s: float,
 ) -> Steps[dict[int, list[str] | None]]:
-    """The steps of `guarded_delete` for at most `DELETED_AT_ONCE` epochs."""
+    """Run `guarded_delete` step by step, for at most `DELETED_AT_ONCE` epochs."""
     own: list[str] = []
     done: dict[int, list[str] | None] = {}
     try:
@@ -292,7 +294,7 @@ def delete_steps(
                 yield
             done[epoch] = None if epoch in held else delete(epoch)
         yield
-    except Exception:  # A process that dies leaves its intents to `clear_leftovers`.
+    except Exception:  # If the process dies instead, `clear_leftovers` removes its intents.
         with contextlib.suppress(StoreError):
             _remove(disk, DELETING, own)
         raise
@@ -301,9 +303,9 @@ def delete_steps(
 
 
 def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
-    """Remove what dead pinners and deleters left behind; return the paths.
+    """Remove the files that dead pinners and deleters left behind; return their paths.
 
-    `is_alone`: the caller knows that no other process deletes, so every intent is from a dead process.
+    `is_alone` means that the caller knows that no other process deletes, so every intent is from a dead process.
     """
     intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
     dead = [
@@ -320,7 +322,7 @@ def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool =
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
-    """Return the record at `path` in one of `DIRECTORIES`; None if it has just been removed.
+    """Return the record at `path` in one of `DIRECTORIES`; None if the file has just been removed.
 
     `store_id` None skips the comparison of the store.
 
@@ -345,7 +347,7 @@ def _run(steps: Steps[_Result]) -> _Result:
 
 
 def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
-    """Run steps 2 to 4 of pinning or tagging; FileExistsError if the path is taken."""
+    """Run steps 2 to 4 of pinning or tagging. Raises FileExistsError if the path is taken."""
     directory = path.partition("/")[0]
     if len(_paths(disk, directory)) >= HOLDS_MAX:
         raise UsageError(f"the store {disk.location} has {HOLDS_MAX} {directory}: remove some first")
@@ -380,7 +382,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
         if not _is_there(disk, directory):
             make_durable_directory(disk, directory)
         try:
-            # Only this call writes these bytes. If they exist, an earlier try succeeded and its answer was lost.
+            # Only this call writes these bytes. If they exist, an earlier attempt succeeded and its answer was lost.
             store_files.create_or_compare(
                 disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held"
             )
@@ -393,7 +395,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
 
 
 def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _Record | None:
-    """Return the record, after every check; None if it has just been removed."""
+    """Return the record at `path`, after every check; None if the file has just been removed."""
     try:
         data = store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX)
         body = unseal(_KINDS[kind], data, path=path, epoch=None)
@@ -427,7 +429,7 @@ def _is_claim(path: str) -> bool:
 
 
 def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
-    """Return whether a pin or tag names a snapshot that was deleted. If only its ref is gone, the ref was lost: return False."""
+    """Return whether a pin or tag names a deleted snapshot. If only the ref is gone, the ref was lost, and the result is False."""
     record = None
     with contextlib.suppress(DamagedDataError):
         record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None

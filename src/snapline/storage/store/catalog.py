@@ -1,18 +1,18 @@
 """Summaries of a store's snapshots, cached in a SQLite file.
 
-The problem. To list snapshots, every manifest must be read, and each has a line for each agent. This is slow where they
-are many or remote. Manifests never change, so reading each once is enough.
+The problem: to list snapshots, every manifest must be read, and each has a line for each agent. Reading is slow where manifests are many or
+remote. Manifests never change, so reading each once is enough.
 
-The model. `Catalog` is only a cache: one row for each published epoch, keyed by number and root. Every use
-compares it with the store's listing and its refs, which are small. A row whose epoch is gone or has another root is
-dropped; an epoch without a row is read. Damaged snapshots are read each time, since a disk may come back. A catalog that is missing,
-broken, of another schema version or of another store is rebuilt. **No decision relies on the catalog**: deletion,
-restore and verification read the store. `verify` finds manifests that were damaged after they were cached; the catalog does not.
+The model: `Catalog` is only a cache with one row for each published epoch, keyed by number and root. Every use compares the cache with the
+store's listing and the refs, which are small. A row whose epoch is gone or has another root is dropped. The manifest of an epoch without a
+row is read. Damaged snapshots are read each time, since a disk may come back. A catalog that is missing, broken, of another schema
+version or of another store is rebuilt. **No decision relies on the catalog**: deletion, restore and verification read the store. `verify`
+finds manifests that were damaged after they were cached; the catalog does not.
 
-The size is bounded by the store: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
+The store bounds the size: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
 
-The caller chooses the path: on a local disk, one for each user. Several processes may share the file (WAL). A process that cannot
-lock it within `BUSY_S`, or cannot write it, works without it.
+The caller chooses the path, on a local disk and different for each user. Several processes may share the file (WAL). A process that cannot
+lock the file within `BUSY_S`, or cannot write it, works without the catalog.
 """
 
 import contextlib
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 1
-"""Version of the table below. A file of another version is deleted: the store holds all its information."""
+"""Version of the table below. A file with another version is deleted, because the store holds all its information."""
 
 BUSY_S = 2.0
-"""Longest wait for the file's lock, in seconds. Others hold it for milliseconds; after a longer wait a process reads the manifests itself."""
+"""Longest wait for the file's lock, in seconds. Other processes hold the lock for milliseconds; after a longer wait a process reads the
+manifests itself."""
 
 VACUUM_PAGES_MIN = 32
 """Smallest file that is worth rewriting, in pages of 4 KiB."""
@@ -56,12 +57,12 @@ CREATE TABLE snapshots (
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """Summary of a published epoch; the fields are those of its manifest.
+    """Summary of a published epoch. The fields are those of the epoch's manifest.
 
     Attributes:
         hosts: names of the hosts, sorted.
         stored_bytes: total length of all packs that the epoch names. Epochs share packs, so sums over epochs count them repeatedly.
-        damage: why the epoch cannot be read; empty if it can. Otherwise only `epoch` and perhaps `root` are known.
+        damage: why the epoch cannot be read; empty if it can be read. For an unreadable epoch only `epoch` and perhaps `root` are known.
     """
 
     epoch: int
@@ -93,7 +94,8 @@ def snapshot_time(summary: SnapshotSummary) -> SnapshotTime:
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return the summary of the manifest of `epoch`; None if the epoch was deleted meanwhile. `root` is as just read from its ref.
+    """Return the summary of the manifest of `epoch`; None if the epoch was deleted meanwhile. `root` is the root that its ref has just
+    shown.
 
     Raises:
         StoreError: the store cannot be read, for a reason other than damage.
@@ -132,7 +134,7 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
     """
     import sqlite3
 
-    for place in (path, path, None):  # existing file; rebuilt, if it was broken; in memory
+    for place in (path, path, None):  # the existing file; a new file, if that one was broken; a catalog in memory
         try:
             with Catalog(place, store.store_id) as catalog:
                 return catalog.refresh(store)
@@ -145,7 +147,7 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """One catalog file, or one in memory (`path` None); a context manager. Raises errors of `sqlite3`, and `_BrokenError`."""
+    """One catalog file, or a catalog in memory if `path` is None; a context manager. Raises errors of `sqlite3`, and `_BrokenError`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path
@@ -166,13 +168,13 @@ class Catalog:
         self.close()
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
+        """Close the file. A second call has no effect."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def refresh(self, store: "Store") -> list[SnapshotSummary]:
-        """Compare with the store, read new manifests, drop deleted ones; return all summaries, oldest first."""
+        """Compare the catalog with the store, read new manifests and drop deleted ones. Return all summaries, oldest first."""
         known = {summary.epoch: summary for summary in self.rows()}
         summaries = [
             summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None
@@ -236,7 +238,7 @@ class Catalog:
 
 
 def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
-    """Return the known summary, if the ref still has the same root; otherwise read the manifest."""
+    """Return the known summary, if the ref still has the same root. Otherwise read the manifest."""
     try:
         root = store.read_ref(epoch)
     except NotFoundError:
@@ -249,7 +251,7 @@ def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> Snapshot
 
 
 def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
-    """Return the values of a row; hosts are a JSON array."""
+    """Return the values of a row. The hosts are a JSON array."""
     values = msgspec.structs.asdict(summary)
     values["hosts"] = msgspec.json.encode(summary.hosts).decode()
     return tuple([values[name] for name in _FIELDS])
@@ -262,7 +264,7 @@ def _summary(row: Iterable[Any]) -> SnapshotSummary:
 
 
 class _BrokenError(Exception):
-    """A catalog that SQLite can read, but with invalid contents."""
+    """SQLite can read the catalog, but its contents are invalid."""
 
 
 def _is_broken(error: Exception) -> bool:

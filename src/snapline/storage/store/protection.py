@@ -1,13 +1,13 @@
-"""Encryption and signatures of one store: only the owner can read it, and only the owner's data is accepted.
+"""Encryption and signatures of one store: only the owner can read the store, and only the owner's data is accepted.
 
-Model: others may read the store, and may change it arbitrarily, but have no key file. Then
+The model: attackers may read the store, and may change it arbitrarily, but have no key file. Then
 
-- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal, but no content.
+- attackers learn names, sizes and times (headers, indexes and manifests are plain), and which blobs are equal, but no content.
   Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
-- any replacement of a blob, key or ref is refused. Blobs are authenticated together with their place, size
-  and digest. Refs are signed over store, epoch and root. A process that has a key refuses plain blobs or unsigned refs, which
+- any replacement of a blob, key or ref is rejected. Blobs are authenticated together with their place, size
+  and digest. Refs are signed over store, epoch and root. A process that has a key rejects plain blobs or unsigned refs, which
   prevents downgrade attacks;
-- they can delete, which keys cannot prevent.
+- attackers can delete files, which keys cannot prevent.
 
 Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
 
@@ -16,13 +16,14 @@ Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
       data key (one per writer, that is, per start of a host; made at its first pack)
         pack key = HKDF(data key, pack id)       seals the blobs of one pack
 
-A key's record is durable before `begin_pack` returns, so a crash cannot remove the key of a visible pack. Keys
-are read when they are needed; opening or reading a store creates nothing.
+A key's record is durable before `begin_pack` returns, so a crash cannot remove the key of a visible pack. Keys are read when they are
+needed. Opening or reading a store creates nothing.
 
-Opening a store checks its kind. A store with keys is refused without a key file. A store with
-packs but no keys is refused with a key file: it is either a plain store, or its keys were removed.
+Opening a store checks whether the store has keys. A store with keys is refused without a key file. A store with packs but no keys is
+refused
+with a key file: the store is either unprotected, or its keys were removed.
 
-Carries: G11, also against tampering.
+This module carries G11, also against tampering.
 """
 
 import hmac
@@ -51,19 +52,19 @@ if TYPE_CHECKING:
 
 
 DATA_KEYS_MAX = 256
-"""Number of data keys kept in memory: a restore reads packs of few writers. Reading a dropped one again takes 1 ms."""
+"""Number of data keys kept in memory: a restore reads packs of few writers. Reading a dropped key again takes 1 ms."""
 
 PACK_CIPHERS_MAX = 1024
-"""Number of pack ciphers kept for reading: an epoch of a large fleet. Making a dropped one again takes 0.1 ms."""
+"""Number of pack ciphers kept for reading, enough for an epoch of a large fleet. Making a dropped cipher again takes 0.1 ms."""
 
 WRITERS_MAX = 64
-"""Number of writers whose keys are kept: a process has one, except in tests. A dropped one gets another data key."""
+"""Number of writers whose keys are kept. A process has one writer, except in tests. A dropped writer gets another data key."""
 
 BEGUN_PACKS_MAX = 4096
-"""Number of pack ids remembered to refuse a second use: a caller that repeats one does so soon."""
+"""Number of remembered pack ids. A second use of an id is refused; a caller that repeats an id does so soon."""
 
 VERIFIED_MAX = 64
-"""Number of valid signatures that are remembered: all batches of a host log contain the same certificate."""
+"""Number of valid signatures that are remembered, because all batches of a host log contain the same certificate."""
 
 _KEY_ID_BYTES = 16
 
@@ -84,7 +85,8 @@ class Protection:
         digest_key: bytes | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it was not read yet."""
+        """Private constructor; use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it was
+        not read yet."""
         self._disk = disk
         self._store_id = store_id
         self._keys = keys
@@ -104,14 +106,14 @@ class Protection:
 
     @property
     def encrypts(self) -> bool:
-        """Whether new blobs are encrypted, and plain ones refused."""
+        """Whether new blobs are encrypted, and plain blobs rejected."""
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
-        """Create the digest key now, if the store is to be encrypted and has none; otherwise it is created on first use.
+        """Create the digest key now, if the store is to be encrypted and has none. Without this call, the first use creates the key.
 
-        Racing processes agree on one only if the disk supports conditional creation. On other object stores
-        the coordinator calls this before it lets any host write.
+        Racing processes agree on one digest key only if the disk supports conditional creation. On other object stores the coordinator
+        calls this method before it lets any host write.
         """
         if self.encrypts:
             self._load_digest_key()
@@ -127,11 +129,11 @@ class Protection:
         return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
 
     def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
-        """Return the cipher for the blobs of a new pack. Its key is durable when this returns.
+        """Return the cipher for the blobs of a new pack. The cipher's key is durable when this returns.
 
         Args:
             writer: id of the writer, which gets a data key at its first pack.
-            pack_id: random, and never used before: the pack's key is derived from it.
+            pack_id: random and never used before, because the pack's key is derived from this id.
 
         Raises:
             UsageError: there is no key, or the pack was begun before.
@@ -151,7 +153,7 @@ class Protection:
         """Return the cipher that opens the blobs of a pack whose header names `key_id`.
 
         Raises:
-            StoreError: no given key file unwraps that key; names the required one.
+            StoreError: no given key file unwraps that key; the message names the required file.
             DamagedDataError: the key is missing or damaged.
         """
         if not is_data_key_id(key_id):
@@ -179,11 +181,11 @@ class Protection:
 
     @property
     def verifies(self) -> bool:
-        """Whether refs without a valid signature are refused."""
+        """Whether refs without a valid signature are rejected."""
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of `message` (`ciphers.epoch_message`), 64 bytes, the same each time."""
+        """Return the signature of `message` (`ciphers.epoch_message`), 64 bytes. The same message always gets the same signature."""
         if self._signer is None:
             raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
         return ciphers.sign(self._signer, message)
@@ -201,11 +203,12 @@ class Protection:
         return is_signed
 
     def log_key(self) -> bytes:
-        """Return the public half of the key with which this process signs batches of host logs. The private half never leaves the process."""
+        """Return the public half of the key with which this process signs batches of host logs. The private half never leaves the
+        process."""
         return self._own_log_key()[1]
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` with that key."""
+        """Return the signature of `message` with the key of `log_key`."""
         return ciphers.sign(self._own_log_key()[0], message)
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
@@ -216,7 +219,7 @@ class Protection:
             return False
 
     def authenticate(self, message: bytes) -> bytes:
-        """Return a signature of `message` where refs are signed, otherwise its digest under a key derived from the digest key.
+        """Return a signature of `message` where refs are signed. Otherwise return its digest under a key derived from the digest key.
 
         Raises:
             UsageError: refs are signed, and only the public key is given.
@@ -242,13 +245,13 @@ class Protection:
         return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
-        """Return the digest key. If several processes race, one makes the key, and all get that one."""
+        """Return the digest key. If several processes race to create it, one process creates the key and all return the same key."""
         with self._lock:
             if self._digest_key is None:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
                 opened = open_key(self._disk, self._store_id, DIGEST_KEY, self._keys)
                 if is_ours and opened.record.generation > 0:
-                    # A rotation had already replaced another first generation: this record is a stray.
+                    # A rotation had already replaced another first generation, so this record is an unused remainder.
                     key_records.remove_generations(self._disk, [key_records.key_path(DIGEST_KEY, 0)])
                 self._digest_key = opened.secret
             return self._digest_key
@@ -261,7 +264,7 @@ class Protection:
         return key_id
 
     def _write_key(self, key_id: str, *, writer: str) -> bool:
-        """Create a key; return False if another process created it first."""
+        """Create a key. Return False if another process created the key first."""
         secret = self._random_bytes(KEY_BYTES)
         record = make_record(
             self._store_id,
@@ -285,11 +288,11 @@ class Protection:
 def load_protection(
     disk: Disk, store_id: str, keys: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection:
-    """Return the store's protection, after checking that the store and `keys` belong together. Changes nothing.
+    """Return the protection of the store, after checking that the store and `keys` belong together. Nothing is changed.
 
     Raises:
         StoreKeyError: the store is encrypted and its key file is not among `keys`, or it is not encrypted and there is a key.
-        DamagedDataError: its digest key is missing or damaged.
+        DamagedDataError: the store's digest key is missing or damaged.
         UsageError: the package `cryptography` is needed and missing.
     """
     if keys.wrapping:
@@ -300,14 +303,14 @@ def load_protection(
 
 
 def resolve_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
-    """Return `keys`, or those of the environment. With a `disk`, the environment is not used."""
+    """Return `keys`, or the keys that the environment names. With a `disk`, the environment is not used."""
     return keys_from_environment() if keys is None and disk is None else keys
 
 
 def make_guard(
     disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection | None:
-    """Return the store's protection; None without keys. Errors as `load_protection`."""
+    """Return the store's protection; None without keys. Raises the errors of `load_protection`."""
     if keys is None:
         return None
     guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
@@ -315,12 +318,12 @@ def make_guard(
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
-    """Return the store's keys; StoreKeyError if the store is unencrypted and there is a key file."""
+    """Return the store's keys. Raises StoreKeyError if the store is unencrypted and there is a key file."""
     listed = list_keys(disk)
     if listed or not is_key_given or not _holds_packs(disk):
         return listed
     listed = list_keys(disk)
-    if listed:  # Another process has just created the first key, and then the first pack.
+    if listed:  # Another process has just created the first key and then the first pack.
         return listed
     raise StoreKeyError(
         f"the store {disk.location} holds packs, batches, outputs or a shelf, but no keys: it was made without encryption, or its folder "
@@ -329,8 +332,8 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Return whether there is a file in a writer's folder, a batch, an output, or a segment. A writer that died early may leave an empty
-    folder."""
+    """Return whether the store contains a pack, a batch, an output or a segment. A writer that died early may leave an empty directory,
+    which does not count."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
             if entry.is_directory and any(
@@ -363,14 +366,14 @@ class _LruCache(Generic[_Value]):
         return name in self._entries
 
     def get(self, name: str) -> _Value | None:
-        """Return the entry and mark it as used."""
+        """Return the entry and mark it as recently used; None if it is absent."""
         if name not in self._entries:
             return None
         self._entries.move_to_end(name)
         return self._entries[name]
 
     def put(self, name: str, value: _Value) -> None:
-        """Add an entry; the least recently used one is dropped."""
+        """Add an entry. If the cache is full, the least recently used entry is dropped."""
         self._entries[name] = value
         if len(self._entries) > self._size_max:
             self._entries.popitem(last=False)

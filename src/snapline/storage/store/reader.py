@@ -1,4 +1,4 @@
-"""Read access to a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
+"""Read access to a store: refs, manifests, checkpoints and state parts. Reading changes nothing; see `store.py`."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ from snapline.storage.store.verify import Verification
 _Result = TypeVar("_Result")
 
 _PREFIX_DIGITS_MIN = 4
-"""Shortest prefix of a root that is accepted; a shorter one is more likely a typing error."""
+"""Shortest prefix of a root that is accepted. A shorter prefix is probably a typing error."""
 
 
 class StoreReader:
@@ -49,31 +49,31 @@ class StoreReader:
 
     @property
     def location(self) -> str:
-        """Location of the store, for messages."""
+        """Location of the store, for messages to people."""
         return self._disk.location
 
     @property
     def disk(self) -> Disk:
-        """The store's disk; only for `storage/` itself, which keeps the store's rules."""
+        """The store's disk. Only `storage/` itself uses it, because that code keeps the store's rules."""
         return self._disk
 
     @property
     def guard(self) -> Guard | None:
-        """Keys of the store; None if blobs are not encrypted and refs not signed."""
+        """Keys of the store; None if blobs are not encrypted and refs are not signed."""
         return self._guard
 
     def require_available(self) -> None:
-        """Read the id of the opened store; StoreError if it is away, or another store is in its place."""
+        """Read the id of the opened store. Raises StoreError if the store is unavailable, or another store is in its place."""
         with store_files.reading(self._disk, layout.IDENTITY):
             if isinstance(self._disk, OpenedDisk):
                 self._disk.require_available()
 
     def confirm_damage(self, read: Callable[[], _Result]) -> _Result:
-        """Return the result of `read`. On damage, the store's id is read and `read` called again: only repeated damage counts.
+        """Return the result of `read`. After damage, read the store's id and call `read` again: only repeated damage counts.
 
         Raises:
             DamagedDataError: the damage persists.
-            StoreError: the store is away, or as `read`.
+            StoreError: the store is unavailable, or `read` raised this error.
         """
         try:
             return read()
@@ -89,14 +89,14 @@ class StoreReader:
         return sorted(number for number in numbers if number is not None)
 
     def read_ref(self, epoch: int) -> str:
-        """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
+        """Return the root of `epoch`. Raises NotFoundError if the epoch is not published, DamagedDataError if its ref is damaged."""
         with store_files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return read_ref(self._disk, epoch, self.store_id, self._guard)
 
     def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
-        """Return the manifest with `root`; if `epoch` is given, the manifest must be of that epoch, and errors name it.
+        """Return the manifest with `root`. If `epoch` is given, the manifest must be of that epoch, and errors name the epoch.
 
         Raises:
             DamagedDataError: the manifest is missing or damaged.
@@ -104,18 +104,18 @@ class StoreReader:
         return read_manifest(self._disk, layout.check_root(root), epoch=epoch)
 
     def read_checkpoint(self, manifest: Manifest, agent: str) -> AgentCheckpoint:
-        """Return one agent's checkpoint; every digest is checked first (G11).
+        """Return the checkpoint of one agent. Every digest is checked first (G11).
 
         Raises:
             NotFoundError: the agent is not in this epoch.
-            DamagedDataError: names file, epoch and agent.
+            DamagedDataError: the checkpoint is damaged; the message names file, epoch and agent.
         """
         return self._read_line(manifest, manifest.line_of(agent))
 
     def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
-        """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`.
+        """Yield the checkpoints of `agents` (default: all), sorted by agent. Raises the errors of `read_checkpoint`.
 
-        From an object store they are read in parallel and slightly ahead.
+        From an object store, checkpoints are read in parallel and slightly ahead.
         """
         lines = manifest.agents
         if agents is not None:
@@ -127,7 +127,7 @@ class StoreReader:
         yield from parallel_map(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
 
     def part_reader(self, manifest: Manifest) -> PartReader:
-        """Return a reader for the parts of the states of this epoch: arrays, histories, blobs."""
+        """Return a reader for the state parts of this epoch: arrays, histories and blobs."""
 
         def others() -> Iterator[PartReader]:
             return map(self._part_reader, other_generations(self._disk, manifest))
@@ -135,35 +135,35 @@ class StoreReader:
         return self._part_reader(manifest, others)
 
     def checkpoint_packs(self, plan: int | None = None) -> list[str]:
-        """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
+        """Return the paths of all checkpoint packs, or of the packs of one plan, sorted."""
         with store_files.reading(self._disk, layout.CHECKPOINTS):
             return checkpoint_packs.find(self._disk, plan)
 
     def reference_checkpoint_pack(self, path: str) -> PackReference:
-        """Return the writer's reference to a checkpoint pack; errors as `read_checkpoint_pack`."""
+        """Return the reference that the pack's writer reported. Raises the errors of `read_checkpoint_pack`."""
         return checkpoint_packs.make_reference(self._disk, path, store_id=self.store_id)
 
     def read_checkpoint_pack(
         self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
     ) -> list[AgentCheckpoint]:
-        """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
+        """Return checkpoints of a checkpoint pack in the order of the pack. `wanted` maps agents to numbers (default: all checkpoints).
 
-        Every digest is checked, and each checkpoint is compared with its name. Given a reference, the file must
-        be the reported one.
+        Every digest is checked, and each checkpoint is compared with its name. If `pack` is a reference, the file must be the one that was
+        reported.
 
         Raises:
-            NotFoundError: the pack lacks one of them.
-            DamagedDataError: the pack is missing or damaged; names the file, and the agent if one blob is damaged.
+            NotFoundError: the pack lacks one of the checkpoints.
+            DamagedDataError: the pack is missing or damaged; the message names the file, and the agent if one blob is damaged.
             UsageError: the path is not one of a checkpoint pack.
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
     def read_chunks(self, path: str, digests: Collection[bytes]) -> Iterator[PackBlob]:
-        """Yield chunks of a checkpoint pack, to be written elsewhere; errors as `read_checkpoint_pack`."""
+        """Yield chunks of a checkpoint pack, to be written to another pack. Raises the errors of `read_checkpoint_pack`."""
         return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
 
     def resolve(self, snapshot: str) -> int:
-        """Return the epoch that `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root names.
+        """Return the epoch that `snapshot` names: `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root.
 
         Raises:
             NotFoundError: no snapshot matches, or several do.
@@ -188,11 +188,11 @@ class StoreReader:
     def verify(self, epoch: int | None = None) -> Verification:
         """Read every byte of every file of the store, or of one epoch, and report what differs from what was written.
 
-        Changes nothing, and may run while a fleet uses the store.
+        Verification changes nothing, and may run while a fleet uses the store.
 
         Raises:
             NotFoundError: there is no such epoch.
-            StoreError: the store is away.
+            StoreError: the store is unavailable.
         """
         with store_files.reading(self._disk, layout.EPOCH_REFS):
             if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
@@ -204,13 +204,13 @@ class StoreReader:
 
     @property
     def logs_unsupported_reason(self) -> str:
-        """Return why this store cannot hold host logs; "" if it can."""
+        """Return the reason why this store cannot hold host logs; "" if it can."""
         return self._log_reader.unsupported_reason
 
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return all non-empty host logs: log → numbers of its entries (batches and seals), ascending.
 
-        They are durable when this returns. There are gaps, and seals may be anywhere: read all entries and skip the seals.
+        The entries are durable when this returns. Numbers have gaps, and seals may be anywhere: read all entries and skip the seals.
 
         Raises:
             StoreError: the store cannot be read.
@@ -218,11 +218,12 @@ class StoreReader:
         return self._log_reader.read_logs()
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return one entry of a host log, durable when this returns; None for a seal.
+        """Return one entry of a host log, or None for a seal. The entry is durable when this returns.
 
         Raises:
-            NotFoundError: there is no such entry. If `read_logs` listed it, every kept epoch covers it, and it was deleted meanwhile.
-            DamagedDataError: names its path.
+            NotFoundError: there is no such entry. If `read_logs` listed the entry, it was deleted meanwhile, because every kept epoch
+                covers it.
+            DamagedDataError: the entry is damaged; the message names its path.
             StoreError: the store cannot be read, or the batch's encryption differs from the store's.
         """
         return self._log_reader.read_batch(log, number)
@@ -231,7 +232,7 @@ class StoreReader:
         """Return the result of `read_logs` without the numbers of batches that were deleted as garbage.
 
         Deletions are known only where the store is signed or encrypted. A deleted batch that still exists was left by a crash, or somebody
-        without a key has restored it. Callers that deliver logs to agents must not read it.
+        without a key has restored it. Callers that deliver logs to agents must not read such a batch.
 
         Raises:
             StoreError: as `missing_batches`.
@@ -241,9 +242,9 @@ class StoreReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return the host logs that lack a batch that was not deleted as garbage: log → the lowest number of one.
+        """Return the host logs from which a batch is missing that was not deleted as garbage: log → its lowest missing number.
 
-        That is known only where the store is signed or encrypted. Otherwise the result is empty.
+        Missing batches are known only where the store is signed or encrypted. Otherwise the result is empty.
 
         Args:
             batches: log → numbers of the batches found by `read_logs` and `read_batch`. Nobody may append meanwhile.
@@ -265,7 +266,7 @@ class StoreReader:
         return authenticates(self._guard)
 
     def output_epochs(self) -> list[int]:
-        """Return the epochs with kept releases of outputs, ascending. The releases are durable when this returns.
+        """Return the epochs whose output releases are kept, ascending. The releases are durable when this returns.
 
         Raises:
             StoreError: the store cannot be read.
@@ -277,7 +278,7 @@ class StoreReader:
 
         Raises:
             NotFoundError: there is no such release, or it was deleted.
-            DamagedDataError: names its path.
+            DamagedDataError: the release is damaged; the message names its path.
             StoreError: the store cannot be read, or the release's encryption differs from the store's.
         """
         return self._output_reader.release(epoch)
@@ -285,29 +286,30 @@ class StoreReader:
     def watch_outputs(self, watcher: Callable[[int], None]) -> None:
         """Call `watcher` with the epoch of each release that this object makes or finds, and with 0 after a deletion.
 
-        The call comes from the releasing or deleting thread, so it must return at once.
+        The releasing or deleting thread makes the call, so `watcher` must return at once.
         """
         self._output_watchers.append(watcher)
 
     def read_outputs(self, after: str = "", *, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
         """Yield the released outputs after a cursor, in order, as far as they are released now. Files are read lazily.
 
-        `after`: empty for the oldest remaining output, or a cursor that came with an output; each output's is `OutputBatch.cursor`. After a rollback
-        of the fleet, a batch lists the reverted outputs, which come before its own. `epochs`: the result of `output_epochs`, if the caller has it.
+        `after` is empty for the oldest remaining output, or a cursor that came with an output; `OutputBatch.cursor` gives the cursor of
+        each output. After a rollback of the fleet, a batch lists the reverted outputs, which come before its own. `epochs` is the result of
+        `output_epochs`, if the caller has it.
 
         Raises:
             UsageError: `after` is not a cursor of this store.
-            NotFoundError: outputs after the cursor were deleted; names the oldest remaining ones.
+            NotFoundError: outputs after the cursor were deleted; the message names the oldest remaining ones.
             DamagedDataError, StoreError: as `read_release`.
         """
         return self._output_reader.batches(after, epochs)
 
     def output_consumers(self) -> dict[str, ConsumerPosition]:
-        """Return the positions of the named consumers of outputs, sorted by name; raises DamagedDataError, StoreError."""
+        """Return the positions of the named consumers of outputs, sorted by name. Raises DamagedDataError or StoreError."""
         return read_consumers(self._disk, self.store_id)
 
     def read_probe(self, path: str) -> bytes:
-        """Return the content of a probe that another process wrote.
+        """Return the content of a probe file that another process wrote.
 
         Raises:
             DamagedDataError: the probe is missing (this may be another store) or damaged.
@@ -322,11 +324,11 @@ class StoreReader:
         return store_files.read_probe(self._disk, path, self.store_id)
 
     def fork_record(self) -> ForkRecord | None:
-        """Return the fork record of the store's fleet, None if it is not a fork; raises DamagedDataError, StoreError."""
+        """Return the fork record of the store's fleet; None if the fleet is not a fork. Raises DamagedDataError or StoreError."""
         return read_fork(self._disk, self.store_id, self._guard)
 
     def log_marks(self) -> dict[str, list[LogMark]]:
-        """Return the marks of each of the coordinator's replicas, oldest first; raises DamagedDataError, StoreError."""
+        """Return the log marks of each replica of the coordinator, oldest first. Raises DamagedDataError or StoreError."""
         return read_marks(self._disk, self.store_id)
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
@@ -346,7 +348,7 @@ class StoreReader:
         )
 
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        """Read an agent's checkpoint. If that fails, try other generations: the blob may have moved, or be intact elsewhere."""
+        """Read an agent's checkpoint. If that fails, try other generations: the blob may have moved, or another copy may be intact."""
         try:
             return self._read_place(manifest, line)
         except DamagedDataError:

@@ -1,32 +1,33 @@
-"""The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
+"""The checkpoint store: packs of checkpoints, a manifest for each epoch, and a ref for each complete epoch (docs/snapshot-format.md).
 
-The store also holds checkpoint packs, host logs and outputs. Checkpoint packs hold what agents saved on their own; the coordinator makes an epoch of
-such checkpoints when they are on a recovery line. Host logs and outputs are the fleet's exchange with the outside.
+The store also holds checkpoint packs, host logs and outputs. Checkpoint packs hold checkpoints that agents saved independently; the
+coordinator makes an epoch of such checkpoints when they are on a recovery line. Host logs and outputs are the fleet's exchange with
+clients.
 
 The life of an epoch in the store:
 
 1. every host writes a pack (`write_pack`, and `write_chunks` for large amounts) and reports the `PackReference`;
 2. the coordinator reads the index of each pack, finds reused chunks (`gather`), and writes the manifest
    (`write_manifest`);
-3. it commits *epoch complete, root* in its log: the commit point;
-4. it publishes the ref (`publish`). The ref's bytes follow from the log: any leader may publish it, repeatedly too.
+3. the coordinator commits *epoch complete, root* in its log, which is the commit point;
+4. the coordinator publishes the ref (`publish`). The log determines the ref's bytes, so any leader may publish the ref, also repeatedly.
 
 Callers' duties:
 
-1. Only publish roots that are complete in the log, and only after `write_manifest` has returned.
+1. Publish only roots that are complete in the log, and only after `write_manifest` has returned.
 2. Call `delete_epoch` and `delete_unreferenced` from one place, with the epochs that may still be in use; a complete
    epoch whose ref is not published yet is in use.
 3. Use every epoch number once in a store. `publish` detects two fleets that share one store.
 4. Delete a checkpoint pack only after the epoch that replaces it is complete in the log.
 5. Delete no epoch between `gather` and the end of `write_manifest`: gathered chunks may be in its packs.
 
-All calls block, and may come from any thread. A failed call has changed nothing that others see, except that an
-unreferenced file may remain. Calls may be repeated; `write_pack` then writes another pack.
+All calls block, and may come from any thread. A failed call has changed nothing that other processes see, except that an unreferenced file
+may remain. Calls may be repeated; a repeated `write_pack` writes another pack.
 
-Carries: G4 (whole: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
-read is compared with a digest first).
+The store carries G4 (atomic epochs: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
+read is first compared with a digest).
 
-`Holds` are the pins and tags of a store, and guarded deletion: `pins.py` with the store's own disk and randomness.
+`Holds` provides the pins and tags of a store, and guarded deletion: the functions of `pins.py` with the store's own disk and randomness.
 """
 
 import contextlib
@@ -90,7 +91,8 @@ from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
 
 def keys_in_use(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that packs, batches, outputs and object streams name; DamagedDataError, StoreError if a file cannot be read."""
+    """Return the ids of the keys that packs, batches, outputs and object streams name. Raises DamagedDataError or StoreError if a file
+    cannot be read."""
     paths = [*epoch_retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
     return (
@@ -102,14 +104,14 @@ def keys_in_use(disk: Disk, store_id: str) -> set[str]:
 
 
 SIGNERS_MAX = 16
-"""Number of newest refs to search for one that a given key has signed: an attacker who forges refs rarely forges more."""
+"""Number of newest refs that are searched for one that a given key has signed. An attacker who forges refs rarely forges more."""
 
 _ID_BYTES = 16
-"""Size of a random id: 128 bits, so ids never collide."""
+"""Size of a random id in bytes: 128 bits, so ids never collide."""
 
 
 class Store(StoreReader):
-    """One checkpoint store. Threads may share it."""
+    """A checkpoint store with read and write access. Threads may share it."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Store(StoreReader):
         random_bytes: Callable[[int], bytes] = os.urandom,
         guard: Guard | None = None,
     ) -> None:
-        """Use `open`, `create` or `open_or_create`, unless you bring your own disk and randomness."""
+        """Use `open`, `create` or `open_or_create`, unless you supply your own disk and randomness."""
         super().__init__(disk, store_id, guard=guard)
         self._random_bytes = random_bytes
         self._notes: epoch_retention.Notes = {}
@@ -129,19 +131,19 @@ class Store(StoreReader):
             disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
         )
         self._known_directories: set[str] = set()
-        """Pack directories that this object has synced in their parents."""
+        """Pack directories that this object has synced in their parent directories."""
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store at a URL or a plain path (`object_disk.py`); changes nothing. If `disk` is given, it is used instead of `path`.
+        """Open the store at a URL or a plain path (`object_disk.py`). Nothing is changed. If `disk` is given, it is used instead of `path`.
 
-        With `keys` None, the keys come from the environment (docs/protection.md), unless a `disk` is given.
+        If `keys` is None, the keys come from the environment (docs/protection.md), unless a `disk` is given.
 
         Raises:
-            StoreMissingError: there is no store.
-            DamagedDataError: its identity file is damaged.
+            StoreMissingError: there is no store at this location.
+            DamagedDataError: the store's identity file is damaged.
             StoreKeyError: the given key is missing, superfluous, or not the store's.
             StoreError: the object store cannot be trusted.
             UsageError: the scheme is unknown.
@@ -155,7 +157,7 @@ class Store(StoreReader):
         return store
 
     def _check_signer(self) -> None:
-        """Refuse a store if no given key has signed any of its newest refs: one bad ref is damage, but all of them mean a wrong key."""
+        """Reject a store if no given key has signed any of its newest refs. One bad ref is damage, but if all are bad, the key is wrong."""
         if self.guard is None or not self.guard.verifies:
             return
         refused: UnsignedRefError | None = None
@@ -182,7 +184,7 @@ class Store(StoreReader):
         keys: Keys | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> "Store":
-        """Create a new store, durable when this returns.
+        """Create a new store. The store is durable when this returns.
 
         Raises:
             UsageError: the location already has a store or other files.
@@ -196,7 +198,7 @@ class Store(StoreReader):
 
     @staticmethod
     def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store, or create it if there is none; racing processes all get the same store."""
+        """Open the store, or create it if there is none. Racing processes all get the same store."""
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
@@ -211,7 +213,7 @@ class Store(StoreReader):
     # -- committing --------------------------------------------------------------------------------------------------
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the digest of a chunk with these bytes: keyed where blobs are encrypted."""
+        """Return the digest of a chunk with these bytes: a keyed digest where blobs are encrypted."""
         guard = self._guard
         return guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
 
@@ -224,13 +226,13 @@ class Store(StoreReader):
         chunks: Iterable[PackBlob] = (),
         needs: PackNeeds | None = None,
     ) -> PackReference:
-        """Write checkpoints, `(agent, encoded checkpoint)`, and their chunks as one pack; durable when this returns.
+        """Write checkpoints, `(agent, encoded checkpoint)`, and their chunks as one pack. The pack is durable when this returns.
 
-        `writer` names one start of one host, such as `h1.3`; `needs` lists chunks and packs that the checkpoints use from elsewhere. Large packs are
-        written while `chunks` and `blobs` are consumed.
+        `writer` names one start of one host, such as `h1.3`. `needs` lists chunks and packs that the checkpoints use from other files.
+        Large packs are written while `chunks` and `blobs` are consumed.
 
         Raises:
-            StoreError: the disk is full or failed. Only garbage remains; another call writes another file.
+            StoreError: the disk is full or failed. Only garbage remains, and a repeated call writes another file.
             UsageError: a name is invalid, or an agent is a duplicate.
         """
         name = self._pack_name(writer, epoch)
@@ -238,7 +240,7 @@ class Store(StoreReader):
         return self._write_pack(name, all_blobs, needs=needs, what=f"the pack of epoch {epoch}", point="store.pack")
 
     def write_chunks(self, *, writer: str, epoch: int, chunks: Iterable[PackBlob]) -> PackReference:
-        """Write chunks alone as a pack, which the `needs` of a later pack names; otherwise as `write_pack`."""
+        """Write chunks alone as a pack, which the `needs` of a later pack name. Otherwise this behaves as `write_pack`."""
         name = self._pack_name(writer, epoch)
         return self._write_pack(name, chunks, what=f"chunks of epoch {epoch}", point="store.chunks")
 
@@ -250,10 +252,11 @@ class Store(StoreReader):
         blobs: Iterable[tuple[str, int, bytes]],
         chunks: Iterable[PackBlob] = (),
     ) -> PackReference:
-        """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
+        """Write checkpoints that agents took independently, `(agent, number, encoded)`, as one checkpoint pack.
 
-        An agent may have several, with different numbers. Otherwise as `write_pack`; the pack contains all chunks of its
-        checkpoints. Their `epoch` is 0. No file in the store refers to the pack: its writer reports it to the coordinator.
+        An agent may have several checkpoints, with different numbers. The pack contains all chunks of its checkpoints, whose `epoch` is
+        0. No
+        file in the store refers to the pack: its writer reports the pack to the coordinator. Otherwise this behaves as `write_pack`.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
@@ -265,11 +268,11 @@ class Store(StoreReader):
     def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
         """Read the indexes of all packs reported for `epoch`, and find the chunks that they reuse.
 
-        `bases`: the epochs whose chunks may be reused, with their roots.
+        `bases` maps the epochs whose chunks may be reused to their roots.
 
         Raises:
             DamagedDataError: a pack is missing, or differs from the reported one.
-            StoreError: a reused chunk is not in its base, or the base is no longer in `bases`.
+            StoreError: a reused chunk is not in its base epoch, or the base is no longer in `bases`.
             UsageError: a path is not one of a pack.
         """
         for reference in references:
@@ -286,7 +289,7 @@ class Store(StoreReader):
         return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
 
     def write_manifest(self, manifest: Manifest) -> str:
-        """Write the manifest, durable when this returns; return its root. Writing the same manifest again succeeds.
+        """Write the manifest, and return its root. The manifest is durable when this returns. Writing the same manifest again succeeds.
 
         Raises:
             UsageError: the manifest is inconsistent.
@@ -307,7 +310,7 @@ class Store(StoreReader):
         return root
 
     def publish(self, epoch: int, root: str) -> None:
-        """Write the ref of a complete epoch, durable when this returns. Publishing the same root again succeeds.
+        """Write the ref of a complete epoch. The ref is durable when this returns. Publishing the same root again succeeds.
 
         Raises:
             StoreError: the epoch has another root, so two fleets use this store; or the manifest is missing.
@@ -331,16 +334,16 @@ class Store(StoreReader):
     # -- host logs: external inputs accepted by hosts (`storage/log/`) -----------------------------------------------
 
     def certify_log(self, log: LogName, public: bytes) -> bytes:
-        """Return the certificate with which the host of this log may sign its batches; `public` is the public half of the host's key.
+        """Return the certificate that lets the host of this log sign its batches. `public` is the public half of the host's key.
 
         The certificate is empty where refs are not signed.
         """
         return self._log_writer.certify(log, public)
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the file of a batch, for `append_batch` until its outcome is known. Writes at most a key.
+        """Return the file of a batch, for `append_batch` until its outcome is known. At most a key is written.
 
-        `certificate`: the coordinator's certificate for `log_key`, where refs are signed; not needed with the private key.
+        `certificate` is the coordinator's certificate for `log_key`, where refs are signed. A process with the private key needs none.
 
         Raises:
             UsageError: the entry is invalid, or larger than `records.BATCH_BYTES_MAX`.
@@ -349,29 +352,30 @@ class Store(StoreReader):
         return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. True: it is durable, now or since an earlier try. False: its number is permanently taken by another entry.
+        """Create the entry. True means that the entry is durable, now or since an earlier attempt. False means that another entry has
+        taken the number permanently.
 
-        The caller appends one batch at a time, and takes the next number after the outcome of the last is known.
+        The caller appends one batch at a time, and takes the next number after the outcome of the previous batch is known.
 
         Raises:
-            StoreError: the outcome is unknown: repeat with the same `prepared`.
+            StoreError: the outcome is unknown; repeat the call with the same `prepared`.
         """
         return self._log_writer.append(prepared)
 
     def seal_log(self, log: LogName) -> None:
-        """Seal a log, even an empty one; durable when this returns. Any number of processes may seal it, repeatedly too.
+        """Seal a log, even an empty one. The seal is durable when this returns. Any number of processes may seal a log, also repeatedly.
 
         From then on `read_logs` finds every batch of the log that was or will be acknowledged.
 
         Raises:
-            StoreError: the outcome is unknown: repeat.
+            StoreError: the outcome is unknown; repeat the call.
         """
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
         """Delete batches that no epoch needs (`log/log_deletions.py`) and temporary files of smaller plans; return the paths removed.
 
-        Seals stay, and so does the highest number of each log. Batches of a log that is being sealed stay as well: call again later.
+        Seals are kept, and so is the highest number of each log. Batches of a log that is being sealed are kept as well; call again later.
         """
         return self._log_writer.delete(places, plans_below=plans_below)
 
@@ -380,40 +384,42 @@ class Store(StoreReader):
     def release_outputs(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with a complete epoch, durably; repeating the same release succeeds. The caller's duties: `storage/outputs/output_files.py`.
+        """Release outputs durably with a complete epoch. Repeating the same release succeeds. `storage/outputs/output_files.py` lists the
+        caller's duties.
 
         Args:
             epoch, root: the complete epoch. Epochs are released in ascending order.
-            after: the previous epoch in its history; 0 for none.
-            outputs: outputs of the epoch's turns since `after`, in any order. If empty, a file is written only if it reverts others. If None,
-                there are no outputs, and an empty file prevents a later release.
+            after: the previous epoch in the epoch's history; 0 for none.
+                outputs: outputs of the epoch's turns since `after`, in any order. If the sequence is empty, a file is written only if it
+                    reverts other outputs. If None, there are no outputs, and an empty file prevents a later release.
             created_ns: wall-clock time in nanoseconds since 1970, for retention.
 
         Raises:
-            StoreError: the outcome is unknown: repeat. Or the epoch has another root: two fleets use this store.
+            StoreError: the outcome is unknown (repeat the call), or the epoch has another root, so two fleets use this store.
             UsageError: an output is invalid or a duplicate; or the disk overwrites objects.
         """
         self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
 
     def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
-        """Record durably that a named consumer has read all outputs up to `cursor`; return its position, which never moves back.
+        """Record durably that a named consumer has read all outputs up to `cursor`. Return the consumer's position, which never moves back.
 
         The first call creates the consumer; the cursor may be empty.
 
         Raises:
             UsageError: the name is invalid, or `cursor` is not a cursor of this store.
-            StoreError: the position could not be written: repeat.
+            StoreError: the position could not be written; repeat the call.
         """
         return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)
 
     def forget_consumer(self, consumer: str) -> bool:
-        """Remove this consumer, so outputs are no longer kept for it; return whether it existed."""
+        """Remove this consumer, so that outputs are no longer kept for it; return whether the consumer existed."""
         return self._output_writer.forget(consumer)
 
     def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, age_ns_min: int = AGE_NS_MIN) -> list[str]:
-        """Delete releases that are older than `age_ns_max`, or that all named consumers have read and are older than `age_ns_min`.
+        """Delete releases older than `age_ns_max`. Also delete releases older than `age_ns_min` that all named consumers have read.
 
-        Spare the newest. Return the removed paths. Without a named consumer only the age counts. Only the releaser calls this, one call at a time.
+        The newest release is kept. Return the removed paths. Without a named consumer, only the age counts. Only the process that releases
+        outputs may call this, one call at a time.
         """
         return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, age_ns_min=age_ns_min)
 
@@ -422,8 +428,8 @@ class Store(StoreReader):
     def delete_epoch(self, epoch: int) -> list[str]:
         """Delete a published epoch: its ref, then its manifest, then its packs; return the paths removed.
 
-        The caller knows that no recovery needs it (G7). If the deletion is interrupted, `delete_unreferenced` removes the
-        rest. A missing epoch is not an error.
+        The caller knows that no recovery needs the epoch (G7). If the deletion is interrupted, `delete_unreferenced` removes the remaining
+        files. A missing epoch is not an error.
         """
         with store_files.writing(self._disk, f"the deletion of epoch {epoch}"):
             return epoch_retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
@@ -436,8 +442,8 @@ class Store(StoreReader):
         Args:
             begun_below: only epochs with a smaller number are deleted. Pass one more than the latest epoch begun at the time of
                 the caller's check, so that epochs that begin meanwhile are safe.
-            open_epochs: epochs to spare: undecided ones, and complete ones that are not published.
-            open_writers: writers whose packs and directories are spared.
+            open_epochs: epochs to keep: undecided ones, and complete ones that are not published.
+            open_writers: writers whose packs and directories are kept.
         """
         with store_files.writing(self._disk, "the deletion of garbage"):
             return epoch_retention.delete_unreferenced(
@@ -456,11 +462,11 @@ class Store(StoreReader):
         bytes_max: int = compaction.COMPACT_BYTES_MAX,
         grace_s: float = compaction.GRACE_S,
     ) -> compaction.Compacted:
-        """Move live blobs out of packs that are mostly dead, about `bytes_max` of them; see `compaction.py`.
+        """Move live blobs out of packs that are mostly dead, about `bytes_max` bytes; see `compaction.py`.
 
-        The deleting process should call this regularly; it may run while epochs are committed and read. `now_s` comes from a
-        clock that does not jump. Later calls of the same object remove replaced generations after `grace_s`. Then
-        `delete_unreferenced` removes their packs; give it `open_writers=(compaction.WRITER,)`.
+        The process that deletes epochs should call this regularly, also while epochs are committed and read. `now_s` comes from a clock
+        that does not jump. Later calls on the same object remove replaced generations after `grace_s`. Then `delete_unreferenced` removes
+        their packs; give it `open_writers=(compaction.WRITER,)`.
 
         Raises:
             StoreError: the disk is full or failed. Every epoch is as intact as before; another call continues.
@@ -479,9 +485,9 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete the keys that no pack, batch or output names; return the paths removed. Only while no process writes to the store.
+        """Delete the keys that no pack, batch or output names; return the paths removed. No process may write to the store meanwhile.
 
-        If one of those files cannot be read, nothing is deleted, since its key is unknown.
+        If one of those files cannot be read, its key is unknown, and nothing is deleted.
         """
         if self._guard is None or not self._guard.encrypts:
             return []
@@ -493,7 +499,7 @@ class Store(StoreReader):
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
 
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
-        """Delete checkpoint packs; return the paths removed. A missing one is not an error."""
+        """Delete checkpoint packs; return the paths removed. A missing pack is not an error."""
         with store_files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.delete(self._disk, paths)
 
@@ -505,7 +511,7 @@ class Store(StoreReader):
     # -- probes: do two processes see the same store? ----------------------------------------------------------------
 
     def write_probe(self) -> tuple[str, bytes]:
-        """Write a probe; return its path and its random content, which `read_probe` of another process must return."""
+        """Write a probe file. Return its path and random content; `read_probe` in another process must return the same content."""
         token = self._random_bytes(_ID_BYTES)
         path = f"{layout.PROBES}/{self._random_bytes(_ID_BYTES).hex()}"
         with store_files.writing(self._disk, "a probe"):
@@ -513,15 +519,15 @@ class Store(StoreReader):
         return path, token
 
     def remove_probe(self, path: str) -> None:
-        """Remove a probe; a missing one is not an error."""
+        """Remove a probe file. A missing probe is not an error."""
         layout.check_probe(path)
         with store_files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
 
-    # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
+    # -- log marks: which logs the coordinator's replicas have had -------------------------------------------------------
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
-        """Make `mark` the newest of `replica`, durably; StoreError if another process of that replica was faster."""
+        """Make `mark` the newest log mark of `replica`, durably. Raises StoreError if another process of that replica was faster."""
         add_mark(self._disk, self.store_id, replica, mark, random_bytes=self._random_bytes)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -540,7 +546,7 @@ class Store(StoreReader):
                 self._prepare_directory(name, f"{point}.directory")
                 temporary_name = layout.temporary_name(name)
                 write_once(self._disk, path, pack.pieces(blobs), temporary_name=temporary_name, point=point)
-            except OSError:  # The next call must not rely on the directory.
+            except OSError:  # The next call must not assume that the directory exists.
                 self._known_directories.discard(name.directory)
                 raise
         return PackReference(path, pack.size_bytes, pack.index_digest, pack.key_id)
@@ -569,7 +575,7 @@ class Store(StoreReader):
 
 
 def _identity_of(disk: Disk) -> str:
-    """Return the store's id. Damage is checked again: the store may have gone away between two calls."""
+    """Return the store's id. After damage, read it again: the store may have become unavailable between two calls."""
     with store_files.reading(disk, layout.IDENTITY):
         try:
             if exists(disk, layout.IDENTITY):
@@ -589,22 +595,22 @@ _TOKEN_BYTES = 16
 
 
 class Holds:
-    """Pins, tags and guarded deletion of one store, with its disk and randomness. `pins.py` describes each."""
+    """Pins, tags and guarded deletion for one store, with its disk and randomness. `pins.py` describes the operations."""
 
     def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
-        """Create the holds. `now_s` returns seconds since 1970."""
+        """Create the object. `now_s` returns seconds since 1970."""
         self._store = store
         self._disk = store.disk
         self._id = store.store_id
         self._now_s = now_s
 
     def pin(self, epoch: int) -> Pin:
-        """Pin a snapshot."""
+        """Pin a snapshot, so that it is not deleted."""
         return self._pin(epoch, self._token())
 
     @contextlib.contextmanager
     def holding(self, epoch: int) -> Iterator[Pin]:
-        """Pin a snapshot for the duration of the block. If the process dies meanwhile, the pin stays: `unpin` removes it."""
+        """Pin a snapshot for the duration of the block. If the process dies meanwhile, the pin stays until `unpin` removes it."""
         token = self._token()
         made = self._pin(epoch, token)
         try:
@@ -617,7 +623,7 @@ class Holds:
         return pins.unpin(self._disk, epoch)
 
     def tag(self, name: str, epoch: int) -> Tag:
-        """Tag a snapshot."""
+        """Tag a snapshot, so that it is kept under a name."""
         token, now_s = self._token(), self._now_s()
         return self._store.confirm_damage(lambda: pins.tag(self._disk, self._id, name, epoch, token=token, now_s=now_s))
 
@@ -626,7 +632,7 @@ class Holds:
         return pins.untag(self._disk, name)
 
     def pins(self) -> list[Pin]:
-        """All pins."""
+        """All pins of the store."""
         return pins.list_pins(self._disk, self._id)
 
     def pinned(self) -> list[int]:
@@ -634,22 +640,22 @@ class Holds:
         return pins.pinned_epochs(self._disk)
 
     def tags(self) -> list[Tag]:
-        """All tags."""
+        """All tags of the store."""
         return pins.list_tags(self._disk, self._id)
 
     def held(self) -> dict[int, str]:
-        """Return epoch → the reason to keep it."""
+        """Return epoch → the reason to keep it, for all held epochs."""
         return pins.held_epochs(self._disk, self._id)
 
     def delete(
         self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
     ) -> dict[int, list[str] | None]:
-        """Delete those of `epochs` that are not held, with `delete` or by default `Store.delete_epoch`."""
+        """Delete the epochs that are not held. `delete` removes one epoch (default: `Store.delete_epoch`)."""
         delete = delete or self._store.delete_epoch
         return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
 
     def clear_leftovers(self, *, is_alone: bool = False) -> list[str]:
-        """Remove the pins and intents of dead processes."""
+        """Remove the pins and intents that dead processes left; see `pins.clear_leftovers`."""
         return pins.clear_leftovers(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
 
     def _pin(self, epoch: int, token: str) -> Pin:

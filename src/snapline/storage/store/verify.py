@@ -2,24 +2,25 @@
 
 The checks:
 
-- identity, fork record, refs, manifests and probes are whole records of this store under the right name;
-- each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. It lists every blob
-  as the pack's index does, and every chunk of each checkpoint;
-- in each pack, of epochs and of checkpoints, header, blobs, index and footer fill the file without a gap, each under its digest;
-- batches and seals of host logs are whole records of this store under the right name. Batches can be decrypted, and are signed where
+- identity, fork record, refs, manifests and probes are intact records of this store under the right name;
+- each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. The manifest lists every
+  blob as the pack's index does, and every chunk of each checkpoint;
+- in each pack, of epochs and of checkpoints, header, blobs, index and footer fill the file without a gap, and each matches its digest;
+- batches and seals of host logs are intact records of this store under the right name. Batches can be decrypted, and are signed where
   refs are. Where there is a key, only deleted batches are missing below existing ones;
-- outputs are whole parts that can be decrypted, and each release has all parts that its first one names; positions of consumers are whole;
-- object streams are segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
-- pins, tags and keys are whole records under the right name (whether a key can be unwrapped is unknown without the store's key);
+- outputs are intact parts that can be decrypted, and each release has all parts that its part 0 names; consumer positions are intact;
+- object streams consist of segments whose commits follow each other without a gap. Each object matches its digest. The end of the newest
+  segment may be incomplete;
+- pins, tags and keys are intact records under the right name (whether a key can be unwrapped is unknown without the store's key);
 - the store contains no other files.
 
-Manifests and packs without a ref (an epoch was aborted, or is being written), and parts of unreleased outputs, are read
-like the others, and listed as `unreferenced`. A store in use may be verified. Files appear in the order pack, manifest, ref and vanish in the order
-ref, manifest, pack; verification reads in the order ref, manifest, pack. So a file that it misses was deleted meanwhile exactly if the file that
-names it is gone as well.
+Manifests and packs without a ref (an epoch was aborted, or is being written), and parts of unreleased outputs, are read like the others,
+and listed as `unreferenced`. A store in use may be verified. Files appear in the order pack, manifest, ref and vanish in the order ref,
+manifest, pack. Verification reads in the order ref, manifest, pack. So if a file is missing, it was deleted meanwhile exactly if the file
+that names it is gone as well.
 
-Verification cannot detect an epoch whose ref is lost altogether, nor a lost end of a host log: only the coordinator's log knows
-which epochs and batches must exist.
+Verification cannot detect an epoch whose ref is lost completely, nor a lost end of a host log: only the coordinator's log knows which
+epochs and batches must exist.
 """
 
 import contextlib
@@ -66,13 +67,13 @@ from snapline.storage.packs.pack import (
 from snapline.storage.retention import pins
 
 LISTINGS_OF_LOGS = 3
-"""Number of listings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
+"""Number of listings in which a batch must be missing. An append during a listing may hide a batch, but hardly in three listings."""
 
 _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file that was read completely."""
+    """A file that verification has read completely."""
 
     path: str
     epoch: int | None
@@ -84,9 +85,9 @@ class Verification(msgspec.Struct):
 
     Attributes:
         checked: all files read, including damaged ones.
-        findings: the problems; empty if the store is whole.
-        unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary
-            files: garbage, or an epoch that is being written. Not damage.
+        findings: the problems that were found; empty if the store is intact.
+            unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary
+                files. Such files are garbage, or belong to an epoch that is being written. They are not damage.
     """
 
     checked: list[CheckedFile]
@@ -119,8 +120,8 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
 class _Verifier:
     """One verification run.
 
-    `_roots`: root of a ref → its epoch. `_seen`: path of a read pack → its index, or None if that is damaged.
-    `_digests`: path of a pack → digests of the chunks of each checkpoint in it.
+    `_roots` maps the root of a ref to its epoch. `_seen` maps the path of a read pack to its index, or to None if the index is damaged.
+    `_digests` maps the path of a pack to the digests of the chunks of each checkpoint in the pack.
     """
 
     def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
@@ -240,7 +241,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(pack.path, epoch, reason))
 
     def _check_chunks(self, manifest: Manifest, path: str) -> None:
-        """Check that every chunk of every checkpoint has a place."""
+        """Check that the manifest lists a place for every chunk of every checkpoint."""
         places = {chunk.digest for chunk in manifest.chunks}
         for line in manifest.agents:
             wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
@@ -281,7 +282,7 @@ class _Verifier:
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
             plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
             if entry.kind == KIND_CHECKPOINT:
-                with contextlib.suppress(StoreError):  # Written by a later snapline: not damaged.
+                with contextlib.suppress(StoreError):  # A later version of snapline wrote the file, so it is not damaged.
                     self._digests.setdefault(path, {})[entry.name] = list(decode_checkpoint(plain).digests())
 
     def _check_probe(self, path: str) -> None:
@@ -308,7 +309,8 @@ class _Verifier:
             self._check_none_missing()
 
     def _check_none_missing(self) -> None:
-        """Check that no batch is missing. One missing from a listing may have been appended meanwhile: another listing will have it."""
+        """Check that no batch is missing. A batch missing from one listing may have been appended meanwhile; another listing will contain
+        it."""
         guard = self._guard
         if guard is None or not authenticates(guard):
             return
@@ -377,7 +379,7 @@ class _Verifier:
                 check_place(self._disk, path, store_id=self._store_id)
 
     def _check_object_stream(self, directory: str) -> None:
-        """Check one object stream. A segment that the newest does not list is garbage: it was compacted, or never acknowledged."""
+        """Check one object stream. A segment that the newest one does not list is garbage: it was compacted, or was never acknowledged."""
         numbers = []
         for path in self._files(directory):
             name = path.rpartition("/")[2]
@@ -439,7 +441,7 @@ class _Verifier:
     # -- notes -------------------------------------------------------------------------------------------------------
 
     def _note_checked(self, path: str, epoch: int | None) -> int:
-        """Record that the file is being read; return the index of the record. FileNotFoundError if the file is gone."""
+        """Record that the file is being read; return the index of the record. Raises FileNotFoundError if the file is gone."""
         self.verification.checked.append(CheckedFile(path, epoch, self._disk.size(path)))
         return len(self.verification.checked) - 1
 
@@ -453,7 +455,7 @@ class _Verifier:
 
     @contextlib.contextmanager
     def _noting(self, path: str, epoch: int | None) -> Iterator[None]:
-        """Turn errors into findings. The identity must exist; any other vanished file was deleted meanwhile."""
+        """Turn errors into findings. The identity file must exist; any other vanished file was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
@@ -494,7 +496,7 @@ class _Verifier:
         return self._entries_if_present(directory, is_directory=False)
 
     def _entries_if_present(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the entries of a directory that is created with its first file."""
+        """Return the entries of a directory that is created with its first file, and may be absent."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
@@ -510,7 +512,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """Raise the cause if the store is away now; then nothing is a finding."""
+    """Raise the cause if the store is unavailable now; then nothing is a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause
