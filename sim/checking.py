@@ -1,16 +1,16 @@
-"""A fleet under test: the options of a test, and the scenario of each seed.
+"""A fleet under test: options of the test, and the scenario for each seed.
 
 Theory of operation
 -------------------
-A test gives a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays, and
-faults according to a template (`swarm.py`). The fleet itself is not changed, except that it takes a checkpoint at least every
-second, since a run lasts only some seconds of virtual time. A function that makes a fleet is called for each run, so that state
-which it resets cannot leak from one run into the next.
+A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays,
+and faults according to a template (`swarm.py`). The fleet itself is not changed, except that it takes a checkpoint at least every
+second, since a run lasts only a few seconds of virtual time. A function that creates a fleet is called for each run, so that
+state which the function resets cannot leak from one run into the next.
 
-A pattern knows when its work is done; a user's fleet does not. So the fleet first runs once on a fast network without faults,
-which gives its number of turns, up to `TURNS` (`turns_of`). A run then continues until that number of turns was taken or the
-fleet is done, and the faults that its template promises happen in between. A run without these faults is *hollow*: it proves
-nothing about the fleet and is undecided.
+A pattern knows when its work is done; a user's fleet does not. So the user's fleet first runs once on a fast network without
+faults. That run determines the number of turns, up to `TURNS` (`turns_of`). Each later run continues until that number of
+turns is reached or the fleet is done. The faults that the template promises must happen during this time. A run without these
+faults is *hollow*: the run proves nothing about the fleet, and its verdict is undecided.
 """
 
 import sys
@@ -52,10 +52,10 @@ from snapline.sim.workloads.workload import GENERATED_INPUTS_MAX, AtEnd, Checked
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
-"""Target given by a test: a fleet, a function that makes one, "module:fleet"; a scenario, or its TOML file."""
+"""Target of a test: a fleet, a function that creates a fleet, "module:fleet", a scenario, or the path of its TOML file."""
 
 Faults = Scenario | Sequence[str] | str
-"""A template, its name, or a list of fault words."""
+"""Faults to draw: a template, the name of a template, or a list of fault kinds."""
 
 CLIENTS = 2
 """Default number of clients of a fleet with inputs."""
@@ -64,16 +64,17 @@ DEFAULT_FAULTS = "crashes"
 """Default template for a user's own fleet, here and on the command line."""
 
 HOSTS_DRAWN_MAX = 4
-"""Largest number of hosts drawn: enough for partitions of all shapes; more hosts only make runs longer."""
+"""Maximum number of hosts to draw: enough for partitions of all shapes; more hosts would only make runs longer."""
 
 TURNS = 600
-"""Turns of a run unless the fleet is done earlier. For communicating agents, it includes at least 500 messages."""
+"""Maximum number of turns of a run; the run ends earlier if the fleet is done. For communicating agents, this includes at least 500
+messages."""
 
 MEASURED = "30s"
-"""Maximum virtual time of the measuring run: a fleet with one turn a second takes thirty turns."""
+"""Maximum virtual time of the measuring run: a fleet with one turn per second takes thirty turns."""
 
 QUICK, SLOW = DelayPart(), DelayPart(least="40ms", jitter="40ms")
-"""Delays of the measuring runs. A fleet that stops at some epoch takes fewer turns before it on a slow network."""
+"""Delays of the measuring runs. A fleet that stops at some epoch takes fewer turns before that epoch on a slow network."""
 
 NS = 10**9
 
@@ -81,15 +82,16 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 class Options(TypedDict, total=False):
-    """Environment of a fleet. A scenario defines all of this itself.
+    """Environment of a fleet under test. A scenario defines all of this itself.
 
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
             list of fault kinds, or a Scenario whose fleet is ignored.
-        hosts, coordinators: numbers of hosts and coordinators. Default: 2 to 4 hosts, at most one per agent, and 1 or 3 coordinators, drawn.
-        until: virtual time of a run and its faults, such as "20s". Default: 2.5 s to 7 s, drawn.
-        every: interval of checkpoints; "" is the fleet's own, but at most a second.
-        budget: "beyond" checks only safety.
+        hosts, coordinators: numbers of hosts and coordinators. Default: 2 to 4 hosts (at most one per agent) and 1 or 3 coordinators, both
+        drawn.
+        until: virtual time at which the run and its faults end, such as "20s". Default: 2.5 s to 7 s, drawn.
+        every: interval of checkpoints; "" uses the fleet's own interval, but at most one second.
+        budget: "beyond" allows faults beyond the fault budget; then only safety is checked.
         arguments: arguments of the function that "module:fleet" names.
         inputs: inputs of the clients: a list of `(agent, message)`, a function that yields such pairs (it may take a `random.Random`; the
             first 100 are used), "module:name" of either, or the path of a file of JSON lines with `agent`, `type` and `fields`. Every
@@ -115,7 +117,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """Subject of a test: draws its scenarios, and runs them.
+    """Subject of a test, which draws the scenarios of the test and runs them.
 
     Attributes:
         name: name of the fleet or scenario.
@@ -130,7 +132,7 @@ class Subject:
         at_end: AtEnd | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """`place`: name of the test, used for a fleet that cannot be imported by name.
+        """`place` is the name of the test, which is used for a fleet that cannot be imported by name.
 
         Raises:
             UsageError: the target is not a fleet or scenario, or an option is invalid.
@@ -174,11 +176,11 @@ class Subject:
         return scenario
 
     def _surrounded(self, seed: int) -> Scenario:
-        """Return the template with the fleet, on drawn hosts unless the template's faults name hosts."""
+        """Return the template with the fleet added, on drawn hosts unless the template's faults name hosts."""
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault
-        # At least two, so that messages are in transit; a host without agents has nothing to lose.
+        # At least two hosts, so that messages are in transit; a host without agents has nothing to lose.
         most = min(HOSTS_DRAWN_MAX, self._part.agents)
         hosts = (
             min(2, most) + dice.pick("surroundings", ("hosts",), max(1, most - 1)) if is_drawn else template.fleet.hosts
@@ -206,7 +208,7 @@ class Subject:
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
 
     def _clients(self) -> ClientsPart:
-        """Return the clients that send the inputs; none without inputs."""
+        """Return the clients that send the inputs, or no clients if there are no inputs."""
         if self._inputs is None:
             return ClientsPart()
         inputs = self._options["inputs"]
@@ -214,7 +216,7 @@ class Subject:
         return clients_of(self._inputs, name, self._options.get("clients"))
 
     def _turns(self) -> int:
-        """Return the number of turns of one run, measured once."""
+        """Return the number of turns of one run, which is measured only once."""
         if not self._work:
             self._work = turns_of(Scenario(fleet=self._part, clients=self._clients()), self._make)
         return self._work
@@ -222,7 +224,7 @@ class Subject:
     def run(
         self, scenario: Scenario, seed: int, choices: Choices | None = None, *, recording: Recording | None = None
     ) -> Result:
-        """Run one seed, or these choices; a `Runner`."""
+        """Run one seed, or the given choices. This method implements `Runner`."""
         inner = make_workload(scenario.fleet) if self._source is None else self._make()
         workload = CheckedWorkload(inner, invariant=self._invariant, at_end=self._at_end)
         return run(scenario, seed, choices, recording=recording, workload=workload)
@@ -247,10 +249,11 @@ def run_fleet(
     at_end: AtEnd | None = None,
     **options: Unpack[Options],
 ) -> Result:
-    """Run a fleet once, without pytest. `choices` replace the seed's, for example `HypothesisChoices`; the scenario is still the seed's.
+    """Run a fleet once, without pytest. `choices` replaces the seed's choices, for example by `HypothesisChoices`; the seed still draws the
+    scenario.
 
     Raises:
-        UsageError: as for `Subject`.
+        UsageError: the target is not a fleet or scenario, or an option is invalid.
     """
     subject = Subject(target, invariant=invariant, at_end=at_end, **options)
     return subject.run(subject.scenario(seed), seed, choices, recording=recording)
@@ -260,7 +263,7 @@ def run_fleet(
 
 
 def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Fleet]:
-    """Return the function that makes the fleet of each run.
+    """Return the function that creates the fleet of each run.
 
     Raises:
         UsageError: the target cannot be checked.
@@ -281,10 +284,10 @@ def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Flee
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Read a TOML file.
+    """Read a scenario from a TOML file.
 
     Raises:
-        UsageError: the file cannot be read, or is not a scenario.
+        UsageError: the file cannot be read, or is not a valid scenario.
     """
     try:
         return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
@@ -293,7 +296,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def template_of(faults: Faults) -> Scenario:
-    """Return the template of the faults that may happen.
+    """Return the template for the faults that may happen.
 
     Raises:
         UsageError: the template or fault kind is unknown.
@@ -313,7 +316,7 @@ def template_of(faults: Faults) -> Scenario:
 
 
 def turns_of(scenario: Scenario, make: Callable[[], Workload]) -> int:
-    """Return the number of turns that a run of this fleet should take: that of an undisturbed run, up to `TURNS`."""
+    """Return the number of turns that a run of this fleet should take: the number in an undisturbed run, up to `TURNS`."""
     workload = make()
     networks = (QUICK, SLOW) if workload.fleet.stop_when is not None else (QUICK,)
     turns = min([_taken(scenario, workload if delay is QUICK else make(), delay) for delay in networks])
@@ -335,7 +338,7 @@ def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
 
 
 def reference_of(target: object) -> str:
-    """Return "module:name", by which another process can import the target; "" if it cannot."""
+    """Return "module:name", with which another process can import the target, or "" if that is impossible."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
@@ -346,7 +349,7 @@ def reference_of(target: object) -> str:
 
 
 def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
-    """Return clients that send these inputs. `source`: reference by which another process imports them, "" if it cannot."""
+    """Return clients that send these inputs. `source` is the reference with which another process imports the inputs, or ""."""
     fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
     return _converted({**fields, "inputs": inputs.count or GENERATED_INPUTS_MAX}, ClientsPart)
 
@@ -360,7 +363,7 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
 
 
 def trigger_part(fleet: Fleet) -> TriggerPart:
-    """Return the fleet's first trigger as a scenario part. For display only: the run uses the fleet's own triggers."""
+    """Return the fleet's first trigger as a scenario section. For display only: the run uses the fleet's own triggers."""
     match fleet.triggers[0] if fleet.triggers else None:
         case Every(seconds=seconds, jitter=jitter):
             return TriggerPart(every=format_duration(round(seconds * NS)), jitter=jitter)
@@ -373,7 +376,7 @@ def trigger_part(fleet: Fleet) -> TriggerPart:
 
 
 def _converted(fields: object, kind: type[_Part]) -> _Part:
-    """Convert and check fields like those of a file."""
+    """Convert and check fields in the same way as fields read from a file."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -392,7 +395,7 @@ def _refuse_options(options: Options) -> None:
 
 
 def _ended_by(scenario: Scenario, until: str) -> Scenario:
-    """Return the scenario with a run until `until`, without faults that would last longer."""
+    """Return the scenario with `until` as the end of the run, without faults that would last longer."""
     until_ns, hosts = duration_ns(until), len(host_names(scenario))
     fault = [part for part in scenario.fault if part.word.ends_ns(hosts) <= until_ns]
     replace = msgspec.structs.replace

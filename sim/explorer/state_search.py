@@ -1,25 +1,25 @@
-"""Breadth-first search through all states of a small fleet.
+"""Breadth-first search through all reachable states of a small fleet.
 
 Theory of operation
 -------------------
 A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the
-number of its *node*: its core's image, its books, and the queues of items in transit to it. So an actor's next moves depend only on
-its own node, and they change only that node and the queues of other actors. This makes the search fast: moves (by node) and
-arrivals (by node and item) are computed once by the real cores, and then looked up. A hundred thousand states have only a few
-thousand nodes.
+number of its *node*: its core's image, its books (the explorer's ground truth), and the queues of items in transit to it. So an
+actor's next moves depend only on its own node, and they change only that node and the queues of other actors. This makes the search
+fast. The real cores compute moves (by node) and arrivals (by node and item) once; afterwards both are looked up. A hundred thousand
+states have only a few thousand nodes.
 
-Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise them by pairs of nodes, or by
-the part of a node that matters.
+Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise their results by pairs of
+nodes, or by the part of a node that matters.
 
-States are stored whole, without digests, so no two states are confused. Predecessors are two arrays, so counterexamples cost
-16 bytes per state. The search is breadth-first, and every fault is found on a step *from* a state; a halt with work left
-counts as a step. Hence no shorter path leads to any fault than the one found first.
+States are stored in full, without digests, so no two states are confused. Predecessors are stored in two arrays, so
+counterexamples cost 16 bytes per state. The search is breadth-first, and every violation is found on a step *from* a state;
+a halt with unfinished work counts as a step. Hence no path to any violation is shorter than the path found first.
 
 The search cannot find a run that never ends, but there is none. In all models, every step uses something up (a send, an item
-in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with a fleet at rest.
+in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an idle fleet.
 
-`Interner` numbers large values: equal values get one number, so a global state is a short tuple of integers. `Bounds` limits the
-explored fleet.
+`Interner` assigns numbers to large values: equal values get the same number, so a global state is a short tuple of integers.
+`Bounds` limits the size of the explored fleet.
 """
 
 from abc import abstractmethod
@@ -40,7 +40,7 @@ CoreT = TypeVar("CoreT")
 
 
 class Interner(Generic[ValueT]):
-    """Interner that numbers values 0, 1, 2 … in the order of their first use.
+    """Interner that assigns the numbers 0, 1, 2 … to values in the order of their first use.
 
     Attributes:
         values: values by number.
@@ -53,7 +53,7 @@ class Interner(Generic[ValueT]):
         self._numbers: dict[ValueT, int] = {}
 
     def of(self, value: ValueT) -> int:
-        """Return the number of `value`."""
+        """Return the number of `value`, which is assigned on first use."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.values)
@@ -62,7 +62,7 @@ class Interner(Generic[ValueT]):
 
 
 class Memo(dict[KeyT, ResultT]):
-    """Dictionary that computes missing values. A hit costs no more than in a plain dictionary."""
+    """Dictionary that computes missing values. A lookup of a known key costs no more than in a plain dictionary."""
 
     __slots__ = ("_work_out",)
 
@@ -76,25 +76,25 @@ class Memo(dict[KeyT, ResultT]):
 
 
 def key_of(event: msgspec.Struct) -> bytes:
-    """Return a hashable key for an event that may hold dictionaries. The tag distinguishes types."""
+    """Return a hashable key for an event that may contain dictionaries. The tag distinguishes types."""
     return msgspec.msgpack.encode(event)
 
 
 class CoreMemo(Generic[CoreT]):
-    """Memo of one agent's cores: (image, action) → (next image, result), each computed once on the real core.
+    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result); the real core computes each entry once.
 
     Attributes:
         images: all images seen so far.
     """
 
     def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
-        """`freeze` also validates."""
+        """`freeze` returns the image of a core and also validates the core."""
         self.images: Interner[Any] = Interner()
         self._freeze, self._restore = freeze, restore
         self._results: dict[tuple[int, Hashable], tuple[int, Any]] = {}
 
     def enter(self, core: CoreT) -> int:
-        """Return the number of the core's image."""
+        """Return the number of the image of a core."""
         return self.images.of(self._freeze(core))
 
     def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
@@ -115,7 +115,7 @@ Outputs = tuple[tuple[int, int], ...]
 """(receiving actor, item) of all sent items, in order."""
 
 Move = tuple[int, int, Outputs]
-"""Label, the actor's next node, and outputs."""
+"""A move: its label, the actor's next node, and the outputs."""
 
 
 class Fault(Exception):
@@ -123,7 +123,7 @@ class Fault(Exception):
 
     Attributes:
         oracle, guarantee, text: as in `sim.result.Violation`.
-        label: label of the step that violates it; empty if a state violates it.
+        label: label of the step that violates the guarantee; empty if a state violates it.
     """
 
     def __init__(self, oracle: str, guarantee: str, text: str, label: str = "") -> None:
@@ -132,7 +132,7 @@ class Fault(Exception):
 
 
 class ProposedMove(msgspec.Struct, frozen=True):
-    """Move that an actor may make, not yet computed. `kind` and `detail` are for the model, `label` is for display."""
+    """Move that an actor may make, before it is computed. `kind` and `detail` are for the model, `label` is for display."""
 
     label: str
     kind: str
@@ -140,7 +140,7 @@ class ProposedMove(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """Model of a fleet under one protocol. Node types differ between actors, so nodes are numbers here.
+    """Model of a fleet under one protocol. Actors have different node types, so nodes are represented by numbers.
 
     Attributes:
         actors: number of actors; the last one is the coordinator.
@@ -160,15 +160,15 @@ class Model(Protocol):
 
     @abstractmethod
     def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
-        """Carry out a move. Return the next node and the outputs."""
+        """Execute a move, and return the next node and the outputs."""
 
     @abstractmethod
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
-        """Deliver an item to the actor, which queues it or handles it at once."""
+        """Deliver an item to the actor, which queues the item or handles it at once."""
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        """Return label and next state of every possible crash at `state`, including its recovery."""
+        """Return label and next state of every possible crash in `state`, including the recovery."""
 
     @abstractmethod
     def check(self, state: State) -> None:
@@ -176,11 +176,11 @@ class Model(Protocol):
 
     @abstractmethod
     def unfinished(self, actor: int, node: int) -> str:
-        """Return a description of the work left at `node` at the end of a run; "" if none."""
+        """Return a description of the work left at `node` at the end of a run, or "" if no work is left."""
 
 
 class Transitions:
-    """Successors of a model's states, computed once for each node."""
+    """Successors of a model's states, with each node's moves computed only once."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -188,10 +188,10 @@ class Transitions:
         self._arrivals = [Memo(_ArrivalWorker(model, actor)) for actor in range(model.actors)]
 
     def _steps(self, state: State) -> list[tuple[int, State]]:
-        """Return label and next state of all moves of actors.
+        """Return label and next state of all moves that actors can make.
 
         Raises:
-            Fault: one of these steps violates a guarantee.
+            Fault: one of these moves violates a guarantee.
         """
         steps = []
         label = -1
@@ -212,7 +212,7 @@ class Transitions:
         """Return label and next state of all moves and crashes.
 
         Raises:
-            Fault: one of them violates a guarantee, or no move is possible and work is left.
+            Fault: a move or crash violates a guarantee, or no move is possible although work is left.
         """
         following = self._steps(state)
         if not following:
@@ -233,7 +233,7 @@ class Transitions:
                 self._spread(after, more)
 
     def _check_rest(self, state: State) -> None:
-        """Check that no work is left in a state without moves."""
+        """Check that no work is left in a state from which no move is possible."""
         unfinished = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
         if any(unfinished):
             raise Fault("rest", "G10", "; ".join(filter(None, unfinished)), "nothing more happens")
@@ -277,7 +277,7 @@ class _ArrivalWorker:
 
 
 class SearchResult(msgspec.Struct):
-    """Outcome of a search. `path`: labels of the steps that lead to the fault."""
+    """Outcome of a search. `path` holds the labels of the steps that lead to the violation."""
 
     states: int = 0
     transitions: int = 0
@@ -300,7 +300,7 @@ class Search:
         self._labels = array("q")
 
     def run(self) -> SearchResult:
-        """Search until all states are visited, a fault is found, or `states_max` is reached."""
+        """Search until all states are visited, a violation is found, or `states_max` is reached."""
         outcome, frontier = self.found, [self.model.start()]
         self._enter(frontier[0], -1, -1)
         try:
@@ -322,7 +322,7 @@ class Search:
         self._labels.append(label)
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
-        """Return the next layer: all new successors of a layer's states. `number`: number of the layer's first state."""
+        """Return the next layer: all new successors of the states in a layer. `number` is the number of the layer's first state."""
         seen, parents, labels = self._seen, self._parents, self._labels
         following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []
@@ -363,18 +363,18 @@ class Search:
 # -- bounds ---------------------------------------------------------------------------------------------------------------
 
 AGENTS_MAX = 6
-"""Largest number of agents. Beyond it, not even the states of one send per agent fit into a machine's memory."""
+"""Maximum number of agents. With more, not even the states of one send per agent fit into a machine's memory."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Limits of a fleet in one run.
+    """Limits on the size of the explored fleet and its runs.
 
     Attributes:
         agents: number of agents, at least two.
-        sends: number of messages per agent, to any receiver. Sends undone by a recovery do not count.
+        sends: number of messages that each agent sends, to any receiver. Sends undone by a recovery do not count.
         crashes: number of crashes in one run, each followed by its recovery.
-        epochs: number of epochs or rounds begun in one run (coordinated protocols).
-        checkpoints: number of basic checkpoints per agent, without forced ones (autonomous protocols).
+        epochs: number of epochs or rounds that begin in one run (coordinated protocols).
+        checkpoints: number of basic checkpoints per agent, not counting forced ones (autonomous protocols).
         states_max: number of states at which the search stops.
     """
 

@@ -1,8 +1,8 @@
-"""Seeded bugs at the fleet's border: clients, inputs, host logs and outputs.
+"""Seeded bugs of clients, inputs, host logs and outputs, where data enters or leaves the fleet.
 
-- A client's core violates its promises to its program (`client/core.py`).
-- Inputs and the host log (R1), and answers (R2); host logs are sealed wrongly.
-- Outputs (R2): what is released, when, and what hosts drop.
+- Client core: bugs that violate the core's promises to its program (`client/core.py`).
+- Inputs, host logs and answers: bugs that violate R1 or R2, such as host logs that are sealed wrongly.
+- Outputs: bugs (R2) in which outputs are released, when they are released, and which outputs hosts drop.
 """
 
 import heapq
@@ -54,7 +54,7 @@ def retry_counted_as_accepted() -> list[Patch]:
 
 
 def unanswered_requests_ignored() -> list[Patch]:
-    """Take a rejection as final although earlier requests for the input are unanswered."""
+    """Treat a rejection as final although earlier requests for the input are unanswered."""
 
     def end(self: ClientCore, entry: Entry, ending: str, reason: str) -> None:
         self._over(entry)
@@ -64,7 +64,7 @@ def unanswered_requests_ignored() -> list[Patch]:
 
 
 def order_lost() -> list[Patch]:
-    """Queue the undecided inputs of a request behind newer ones."""
+    """Queue the undecided inputs of a request after newer inputs."""
 
     def put_back(self: AgentQueues, queue: AgentQueue, entries: list[Entry]) -> None:
         queue.waiting.extend([entry for entry in entries if not entry.is_over])
@@ -73,7 +73,7 @@ def order_lost() -> list[Patch]:
 
 
 def deadlines_forgotten() -> list[Patch]:
-    """Ignore deadlines: a send ends only with its outcome."""
+    """Ignore deadlines, so that a send ends only when its outcome is known."""
 
     def expire(self: ClientCore) -> None:
         while self._deadlines and self._deadlines[0][0] <= self._now:
@@ -83,7 +83,7 @@ def deadlines_forgotten() -> list[Patch]:
 
 
 def answered_upon_retry() -> list[Patch]:
-    """Take a pending answer for the answer of a turn that has ended without a reply."""
+    """Mistake a pending answer for the answer of a turn that has ended without a reply."""
     original = OpenAsks.on_answer_heard
 
     def on_answer_heard(
@@ -179,7 +179,7 @@ class _Unsealed:
 
 
 def present_sealed() -> list[Patch]:
-    """Seal all logs when a host starts a plan, even those of the plan itself. Hosts that write to them then accept no inputs."""
+    """Seal all logs when a host starts a plan, including the logs of that plan. Hosts that write to these logs then accept no inputs."""
 
     def read_all_sealed(store: Store, command: host_events.LoadAgents, agents: Any) -> Any:
         for log in store.read_logs():
@@ -190,7 +190,7 @@ def present_sealed() -> list[Patch]:
 
 
 def seals_deleted() -> list[Patch]:
-    """Delete the seals of earlier plans' logs together with their garbage."""
+    """Delete the seals of earlier plans' logs when their garbage is deleted."""
     sweep = store_keeper.LogSweeper.sweep
 
     def with_seals(self: store_keeper.LogSweeper, command: Any) -> None:
@@ -204,7 +204,7 @@ def seals_deleted() -> list[Patch]:
 
 
 def retry_taken_for_another() -> list[Patch]:
-    """Take a batch that an earlier attempt has written for one of another host, and so the log for sealed."""
+    """Mistake a batch that an earlier attempt has written for a batch of another host, and conclude that the log is sealed."""
     create = store_files.create_or_compare
 
     def create_alone(disk: Any, path: str, data: bytes, *, point: str, **more: Any) -> bool:
@@ -216,7 +216,7 @@ def retry_taken_for_another() -> list[Patch]:
 
 
 def log_not_read() -> list[Patch]:
-    """Give agents no inputs that earlier plans accepted."""
+    """Do not pass inputs that earlier plans accepted to agents."""
 
     def nothing(*_: object) -> epoch_files.LogContents:
         return epoch_files.LogContents()
@@ -225,7 +225,7 @@ def log_not_read() -> list[Patch]:
 
 
 def input_number_not_saved() -> list[Patch]:
-    """Save no number of consumed inputs in checkpoints."""
+    """Save checkpoints without the number of consumed inputs."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return NO_INPUTS
@@ -234,7 +234,7 @@ def input_number_not_saved() -> list[Patch]:
 
 
 def keys_not_saved() -> list[Patch]:
-    """Save only the number of consumed inputs in checkpoints, without keys."""
+    """Save checkpoints with the number of consumed inputs, but without their keys."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return SavedInputs(self.consumed)
@@ -243,7 +243,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def newest_key_forgotten() -> list[Patch]:
-    """Forget the newest keys instead of the oldest."""
+    """Discard the newest keys instead of the oldest."""
 
     def forget(self: AgentInputs) -> None:
         while len(self.keys) > 3:
@@ -253,7 +253,7 @@ def newest_key_forgotten() -> list[Patch]:
 
 
 def log_unknown_to_plans() -> list[Patch]:
-    """Write a log without registering it at the coordinator, so that later plans do not seal it."""
+    """Write a log without registering the log at the coordinator, so that later plans do not seal it."""
 
     def open_at_once(self: OwnLog) -> None:
         self._is_open = True
@@ -263,7 +263,7 @@ def log_unknown_to_plans() -> list[Patch]:
 
 
 def all_batches_deleted() -> list[Patch]:
-    """Delete batches that epochs still need. Hosts ignore missing numbers."""
+    """Delete batches that epochs still need, and let hosts ignore missing numbers."""
 
     def everything(batches: Any, *_: object) -> Any:
         return [(batch.log, batch.number) for batch in batches]
@@ -272,7 +272,7 @@ def all_batches_deleted() -> list[Patch]:
 
 
 def deleted_at_the_newest_epoch() -> list[Patch]:
-    """Delete a batch when the newest epoch covers it, although that epoch may still turn out to be damaged."""
+    """Delete a batch when the newest epoch covers it, although that epoch may later turn out to be damaged."""
 
     def at_the_newest(batches: Any, epochs: Any, left: Any, turns: Any, settled: Any) -> Any:
         newest = max(epochs, default=0)
@@ -292,13 +292,13 @@ def _input_gaps_unnoticed() -> list[Patch]:
         return add(self, logged, is_durable=is_durable)
 
     def unchecked(*_: object) -> None:
-        """Check nothing."""
+        """Skip a check."""
 
     return [(epoch_files, "_check_whole", unchecked), (AgentInputs, "add", add_any)]
 
 
 def answered_early() -> list[Patch]:
-    """Report answers at the end of the turn, as if they were final."""
+    """Report answers as final at the end of the turn."""
     original = ReplyWaiters._answer
 
     def answer(self: ReplyWaiters, agent: LocalAgent, place: Any) -> None:
@@ -310,7 +310,7 @@ def answered_early() -> list[Patch]:
 
 
 def released_to_the_present() -> list[Patch]:
-    """Release all answers so far when an epoch completes, not only those that it covers."""
+    """Release all existing answers when an epoch completes, not only those that the epoch covers."""
     original = ReplyWaiters.epoch_ended
 
     def epoch_ended(self: ReplyWaiters, event: Any) -> None:
@@ -333,7 +333,7 @@ def replies_not_saved() -> list[Patch]:
 
 
 def released_at_the_end_of_the_turn() -> list[Patch]:
-    """Release all outputs so far with an epoch, even those that it does not cover."""
+    """Release all existing outputs with an epoch, including those that the epoch does not cover."""
     original = Outputs.emit
     said: dict[str, AgentOutputs] = {}
 
@@ -364,7 +364,7 @@ def released_at_begun() -> list[Patch]:
 
 
 def released_out_of_order() -> list[Patch]:
-    """Release the newest epoch with a ref first."""
+    """Release the newest epoch that has a ref first, before older epochs."""
 
     def following(self: Releases) -> int:
         return 0 if self._releasing else max([x for x in self._unreleased if self._may_be_released(x)], default=0)
@@ -386,7 +386,7 @@ def lost_by_an_aborted_epoch() -> list[Patch]:
 
 
 def dropped_up_to_the_present() -> list[Patch]:
-    """Drop all pending outputs when an epoch is released, not only those that it covers."""
+    """Drop all pending outputs when an epoch is released, not only those that the epoch covers."""
     original = Outputs._release
 
     def release(self: Outputs, agent: LocalAgent, outputs: AgentOutputs, number: int) -> None:
@@ -401,7 +401,7 @@ def _output_gaps_unnoticed() -> list[Patch]:
 
 
 def lost_with_its_agent() -> list[Patch]:
-    """Let a stopping agent leave at once."""
+    """Let a stopping agent leave at once, before its outputs are released."""
 
     def keeps(self: Outputs, agent: LocalAgent) -> bool:
         return False
@@ -410,7 +410,7 @@ def lost_with_its_agent() -> list[Patch]:
 
 
 def output_number_not_saved() -> list[Patch]:
-    """After a recovery, continue numbering from the pending outputs; without any, from the beginning."""
+    """After a recovery, continue the numbering of outputs from the pending outputs; if there are none, start from the beginning."""
     original = AgentOutputs.__init__
 
     def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:
@@ -425,7 +425,7 @@ def forgotten_by_a_new_leader() -> list[Patch]:
     """Let a new leader assume that all complete epochs are released."""
 
     def on_started(self: Releases) -> None:
-        """Do nothing."""
+        """Do nothing, instead of looking for unreleased epochs."""
 
     return [(Releases, "on_started", on_started)]
 

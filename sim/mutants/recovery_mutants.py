@@ -1,9 +1,9 @@
 """Seeded bugs of recoveries and of dead letters.
 
-- The coordinator: recovery lines, plans and epochs.
-- Restores and rollbacks: discarded epochs and dropped inputs.
-- Autonomous protocols: their rules for forced checkpoints, and their logs.
-- Dead letters and operator commands.
+- The coordinator: bugs in recovery lines, plans and epochs.
+- Restores and rollbacks: bugs in discarding epochs and dropping inputs.
+- Autonomous protocols: bugs in their rules for forced checkpoints, and in their logs.
+- Dead letters: bugs in dead letters and operator commands.
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ def line_too_old() -> list[Patch]:
 
 
 def older_plan_accepted() -> list[Patch]:
-    """Accept checkpoints of older plans, and keep them when a new plan would sweep them."""
+    """Accept checkpoints of older plans, and keep such checkpoints when a new plan should delete them."""
     original = line_store.scan_packs
 
     def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
@@ -125,7 +125,7 @@ def freeze_not_awaited() -> list[Patch]:
 
 
 def members_never_unborn() -> list[Patch]:
-    """Recreate as unborn only agents that were created after the epoch had begun."""
+    """Undo the creation only of agents that were created after the epoch had begun."""
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
@@ -161,7 +161,7 @@ def discard_marks_missing() -> list[Patch]:
 
 
 def drop_lost() -> list[Patch]:
-    """Drop inputs only in the restore's own plan, not in the next plan that starts from the same epoch."""
+    """Drop inputs only in the plan of the restore, not in the next plan that starts from the same epoch."""
     original = Plans.directive
 
     def directive(self: Plans) -> msg.Plan | None:
@@ -188,7 +188,7 @@ def discarded_epoch_as_base() -> list[Patch]:
 
 
 def continues_after_rollback_request() -> list[Patch]:
-    """Let an agent that has requested a rollback continue to take turns."""
+    """Let an agent that has requested a rollback continue to run turns."""
     original = HostRollbacks.want
 
     def want(self: HostRollbacks, agent: LocalAgent, request: RollbackRequest) -> None:
@@ -199,7 +199,7 @@ def continues_after_rollback_request() -> list[Patch]:
 
 
 def every_rollback_granted() -> list[Patch]:
-    """Grant every rollback, even if it was requested before for the same reason."""
+    """Grant every rollback request, even if the same rollback was requested before for the same reason."""
     return [(FleetView, "refusal_of_rollback", lambda self, agent, reason: "")]
 
 
@@ -207,7 +207,7 @@ def rollback_request_not_repeated() -> list[Patch]:
     """Do not repeat the agents' rollback requests to a new leader."""
 
     def welcomed(self: HostRollbacks) -> None:
-        """Do nothing."""
+        """Do nothing, instead of repeating rollback requests."""
 
     return [(HostRollbacks, "welcomed", welcomed)]
 
@@ -314,13 +314,13 @@ def handled_dead_letter_stays() -> list[Patch]:
     """Keep a dead letter whose retry has succeeded."""
 
     def handled(agent: LocalAgent, payload: bytes) -> None:
-        """Do nothing."""
+        """Do nothing, so that the dead letter stays."""
 
     return [(dead_letters, "handled", handled)]
 
 
 def numbers_not_saved() -> list[Patch]:
-    """Save no numbers of dead letters in checkpoints."""
+    """Save checkpoints without the numbers of dead letters."""
 
     def saved(self: LocalAgent) -> None:
         return None
@@ -341,7 +341,7 @@ def dropped_counts_as_handled() -> list[Patch]:
 
 
 def known_by_number_alone() -> list[Patch]:
-    """Apply a command to any dead letter that has its number at that time."""
+    """Apply a command to whichever dead letter has the command's number at that time."""
 
     def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
         return agent.dead_letter_numbers.index(word.number) if word.number in agent.dead_letter_numbers else None

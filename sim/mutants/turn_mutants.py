@@ -1,4 +1,4 @@
-"""Seeded bugs of durable turns, and of effects (R3, G12): time of the call, key, saved data, and compensation."""
+"""Seeded bugs of durable turns and effects (R3, G12): when effects are called, with which key, what is saved, and how they are undone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ def journal_without_its_beginning() -> list[Patch]:
 
 
 def adopted_without_arguments() -> list[Patch]:
-    """Adopt a logged step without comparing its arguments or the seed of its turn."""
+    """Reuse a logged step's outcome without comparing the step's arguments or the seed of its turn."""
     original = LoggedSteps.__init__
 
     def every(self: LoggedSteps, seed: bytes, logged: Any) -> None:
@@ -123,7 +123,7 @@ def sends_lost_before_adopted_steps() -> list[Patch]:
 
 
 def segments_repeated() -> list[Patch]:
-    """Send again the messages that a durable turn had already sent."""
+    """Send messages again that a durable turn had already sent."""
 
     async def wait(
         self: Context, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: Any = None
@@ -154,7 +154,7 @@ def entry_after_its_checkpoint() -> list[Patch]:
 
 
 def reply_of_an_undone_past() -> list[Patch]:
-    """Reuse the remembered answer of a call when the turn reaches the call again."""
+    """Reuse the remembered answer of a call from an undone history when the turn reaches the call again."""
     original = DurableTurns._find
     known: dict[tuple[str, bytes], JournalEntry] = {}
 
@@ -172,7 +172,7 @@ def reply_of_an_undone_past() -> list[Patch]:
 
 
 def resumed_while_held() -> list[Patch]:
-    """Let a held or frozen agent continue its durable turn."""
+    """Let an agent that is held or frozen continue its durable turn."""
     original = vars(LocalAgent)["may_start"].fget
 
     def may_start(self: LocalAgent) -> bool:
@@ -290,7 +290,7 @@ TURN_MUTANTS: dict[str, Mutant] = {
 
 
 def before_its_release() -> list[Patch]:
-    """Call an effect at once, before it is released."""
+    """Call an effect at once, before its request is released."""
     return [(AgentOutputs, "holds", lambda self, number: False)]
 
 
@@ -318,7 +318,7 @@ def outcome_not_logged() -> list[Patch]:
 
 
 def keys_not_saved() -> list[Patch]:
-    """Save the open effect and the effects done, but no keys."""
+    """Save the open effect and the completed effects in checkpoints, but no keys."""
     original = AgentEffects.saved
 
     def saved(self: AgentEffects) -> SavedEffects | None:
@@ -329,7 +329,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def key_adopted_without_arguments() -> list[Patch]:
-    """Return a key's outcome to any request for the key, whatever its arguments."""
+    """Return the outcome of a key to any request with that key, regardless of the request's arguments."""
     original = AgentEffects.settled
 
     def settled(self: AgentEffects, intent: Any, digest: bytes, name: str) -> tuple[str, bytes] | None:
@@ -340,7 +340,7 @@ def key_adopted_without_arguments() -> list[Patch]:
 
 
 def undone_and_adopted() -> list[Patch]:
-    """Leave the key of a compensated effect valid."""
+    """Keep the key of a compensated effect valid."""
 
     def undone(self: AgentEffects, opened: Any) -> None:
         self.made = [made for made in self.made if made.key != opened.undoes]
@@ -349,12 +349,12 @@ def undone_and_adopted() -> list[Patch]:
 
 
 def adopted_and_undone() -> list[Patch]:
-    """Undo an effect although a later turn has adopted it, when the first turn's dead letter is retried."""
+    """Undo an effect when the first turn's dead letter is retried, although a later turn has taken over the effect."""
     return [(AgentEffects, "_is_in_effect", lambda self, intent: False)]
 
 
 def same_key_after_undoing() -> list[Patch]:
-    """Give a repeated effect the key of the compensated one."""
+    """Give a repeated effect the same key as the compensated effect."""
 
     def identity(self: AgentEffects, intent: Any) -> tuple[str, int]:
         key, generation = original(self, intent)
@@ -376,7 +376,7 @@ def failed_turn_oldest_first() -> list[Patch]:
 
 
 def failed_turn_not_undone() -> list[Patch]:
-    """Keep the effects of a failed turn."""
+    """Do not undo the effects of a failed turn."""
     return [(AgentEffects, "turn_ended", _all_forgotten)]
 
 
@@ -397,12 +397,12 @@ def saga_oldest_first() -> list[Patch]:
 
 
 def saga_not_undone() -> list[Patch]:
-    """Keep the effects of a failed saga."""
+    """Do not undo the effects of a failed saga."""
     return [(asked.Saga, "add", lambda self, made: None)]
 
 
 def undone_without_the_failed() -> list[Patch]:
-    """Count an effect that has raised as not done, and do not undo it."""
+    """Treat an effect that has raised an exception as not done, and do not undo it."""
     original = AgentEffects.end
 
     def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:

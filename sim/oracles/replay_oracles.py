@@ -1,27 +1,27 @@
-"""Replay oracles (G3): replay surviving histories and durable turns, and compare them with what the run did.
+"""Replay oracles (G3), which replay surviving histories and durable turns, and compare them with what happened in the run.
 
 Theory of operation
 -------------------
-*Histories.* At the end of a run each agent has one surviving history: the turns before each line from which it was restored, and those
-after. The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. A fresh object
-that takes these turns in the same order, without failures, checkpoints and restores, must send the same messages and end in the state of
-the real agent: the fleet's state is one that a failure-free run reaches. With "exactly-once" (each message consumed was sent, once and in
-order) this is G3. States are compared as bytes. If these differ, both are decoded and encoded again, since a restored state may hold its
-values in another form (`1` for `1.0`) than one that never left memory. Agents that failed with `on_error = "keep"` are not replayed from
-that failure on: they promise only an unchanged state.
+*Histories.* At the end of a run each agent has one surviving history: the turns before each line from which the agent was restored, and
+the turns after. The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, and the plan. A
+fresh object takes these turns in the same order, without failures, checkpoints and restores. The object must send the same messages and
+end in the state of the real agent, so that the fleet's state is one that a failure-free run reaches. Together with "exactly-once" (each
+consumed message was sent, once and in order) this is G3. States are compared as bytes. If the bytes differ, both states are decoded and
+encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that never left memory. Agents that
+failed with `on_error = "keep"` are not replayed after the failure, because such agents promise only an unchanged state.
 
 A user's fleet is replayed twice: once with its module variables as the run left them, and once with their values in a new process. A
-variable that survives a recovery shows in at least one of the two.
+variable that survives a recovery causes a difference in at least one of the two replays.
 
-*Durable turns.* Agents with durable turns are not replayed as histories: each of these turns is replayed as it ends. A handler replayed
-from its journal makes the same requests in the same order, and leaves the same state. A recovery replays the handler from the turn's first
-state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays every durable turn of a
-user's fleet that has ended after a wait. It restores a fresh object as a recovery would, uses the turn's journal entries, and discards all
-effects. A handler that makes another request diverges from its journal, here or in a recovery (`DivergenceError`). Both are the same
-violation, and the report names agent, handler and line. Turns are not replayed if they never waited, failed, are compensations, or have a
-state that cannot be restored.
+*Durable turns.* Agents with durable turns are not replayed as histories; instead, each of these turns is replayed as it ends. A handler
+replayed from its journal must make the same requests in the same order, and leave the same state. A recovery replays the handler from the
+turn's first state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays every
+durable turn of a user's fleet that has ended after a wait. The oracle restores a fresh object as a recovery would, uses the turn's journal
+entries, and discards all effects. A handler that makes another request diverges from its journal, either in this replay or in a recovery
+(`DivergenceError`). Both are the same violation, and the report names agent, handler and line. A turn is not replayed if it never waited,
+failed, is a compensation, or has a state that cannot be restored.
 
-`divergence_reasons.py` searches for the reason why a user's fleet diverges.
+`divergence_reasons.py` searches for the reason for which a user's fleet diverges.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class ReplayOracle:
 
     Attributes:
         durable: oracle of single durable turns.
-        is_own: the fleet is a user's: its module variables are checked, and durable turns are replayed.
+        is_own: whether the fleet is a user's; then its module variables are checked, and durable turns are replayed.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
@@ -65,7 +65,7 @@ class ReplayOracle:
         self.durable = DurableOracle(report, self._suspects, is_again=is_own)
 
     def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
-        """Record the begin of a turn; only an agent's first turn counts, when it has its initial state."""
+        """Record the start of a turn. Only an agent's first turn counts, because the agent then has its initial state."""
         if agent not in self._classes:
             self._suspects.look(known)
             self._classes[agent] = known.agent_class
@@ -75,11 +75,11 @@ class ReplayOracle:
                 self._first[agent] = image
 
     def finish(self) -> None:
-        """End the search for reasons at the end of the run."""
+        """Stop the search for reasons at the end of the run."""
         self._suspects.finish()
 
     def check(self, history: AgentHistory, state: bytes | None) -> str:
-        """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference and its reason."""
+        """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE`, or the difference and its reason."""
         first = self._first.get(history.agent)
         different = replay(self._fleet, history, state, first)
         if not different and self.is_own:
@@ -93,11 +93,11 @@ class ReplayOracle:
 
 
 class _NotPossibleError(Exception):
-    """Error for a history that cannot be replayed."""
+    """The history cannot be replayed."""
 
 
 class _Draws(TurnEnvironment):
-    """Environment that returns the recorded draws, in order."""
+    """Environment of a handler that returns the recorded draws, in order."""
 
     def __init__(self) -> None:
         self.left: list[object] = []
@@ -122,9 +122,9 @@ class _Draws(TurnEnvironment):
         return self.step(name, function)
 
     async def pause(self, seconds: float) -> None:
-        """Return at once: the time has already passed."""
+        """Return at once, because the time has already passed in the run."""
 
-    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what ran
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of the awaited coroutine
         return await running
 
     def _next(self, what: str) -> object:
@@ -134,9 +134,9 @@ class _Draws(TurnEnvironment):
 
 
 def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
-    """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference. `state` None: compare only the sends.
+    """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE`, or the difference. If `state` is None, only sends are compared.
 
-    `first`: the initial state; None: the state with which the fleet creates the agent now.
+    `first` is the initial state; None means the state with which the fleet creates the agent now.
     """
     try:
         return _run(fleet, history, state, first)
@@ -169,18 +169,18 @@ def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes 
 
 
 def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
-    """Return the agent made by a creation, even by a dead-lettered one; None if there is none."""
+    """Return the agent made by a creation, even if the creation is dead-lettered; None if there is none."""
     if turn.payload[:1] != CREATE:
         return None
     kind, image = read_creation(turn.payload)
     try:
         return restore_agent(find_class(fleet, kind), image)
     except Exception:
-        return None  # the reason why it was dead-lettered
+        return None  # this is the reason for which the creation was dead-lettered
 
 
 def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
-    """Replay one turn; return how it differs from the recorded one."""
+    """Replay one turn, and return a description of how it differs from the recorded turn."""
     try:
         coroutine = _call(agent, turn, ctx)
         if coroutine is not None:
@@ -224,7 +224,7 @@ def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
 
 
 def _plain(known: AgentType, state: bytes) -> bytes:
-    """Return the state as a restored agent would encode it."""
+    """Return the state in the encoding that a restored agent would produce."""
     try:
         return encode_body(known.state_decoder.decode(state))
     except Exception:
@@ -232,11 +232,11 @@ def _plain(known: AgentType, state: bytes) -> bytes:
 
 
 _ADVICE = ": a durable handler must"
-"""Start of the advice in the product's message; the oracle replaces the advice with its own."""
+"""Start of the advice in the product's error message; the oracle replaces that advice with its own."""
 
 
 class _Clock(TurnEnvironment):
-    """Clock that returns the times that the turn's last segment read."""
+    """Clock that returns the times that the last segment of the turn read."""
 
     def __init__(self, draws: Sequence[object]) -> None:
         self._left = [draw for draw in draws if isinstance(draw, int)]
@@ -248,7 +248,7 @@ class _Clock(TurnEnvironment):
 
 
 class DurableRun(msgspec.Struct):
-    """A durable turn: its cause, its first state, and the outcomes of its requests."""
+    """A durable turn with its cause, its first state, and the outcomes of its requests."""
 
     what: str
     sender: str
@@ -261,7 +261,8 @@ class DurableRun(msgspec.Struct):
 
 
 class DurableOracle:
-    """Durable-turn oracle of one run of the world. `is_again`: replay turns; otherwise only divergences found by recoveries are reported."""
+    """Durable-turn oracle of one run of the world. If `is_again` is unset, turns are not replayed; only divergences in recoveries are
+    reported."""
 
     def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
         self._report = report
@@ -270,7 +271,7 @@ class DurableOracle:
         self._runs: dict[tuple[str, int], DurableRun] = {}
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """Record the begin of a turn or of its next segment. `state`: the agent's encoded state."""
+        """Record the start of a turn or of its next segment. `state` is the agent's encoded state."""
         if not self._is_again:
             return
         place, saved = (turn.agent, turn.incarnation), turn.turn
@@ -284,7 +285,7 @@ class DurableOracle:
             self._runs[place].entries.append(turn.found)
 
     def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
-        """Report a handler that diverged in its replay after a recovery. Other failures only end the record of the turn."""
+        """Report a handler that diverged when a recovery replayed it. Other failures only end the record of the turn."""
         payload = self._runs.pop((failed.agent, failed.incarnation), None)
         if not failed.is_divergent:
             return
@@ -297,7 +298,7 @@ class DurableOracle:
     def on_ended(
         self, t_ns: int, ended: TurnEnded, known: AgentType | None, made: Agent, draws: Sequence[object]
     ) -> None:
-        """Record the end of a segment; at the end of the turn, replay it."""
+        """Record the end of a segment. If the turn has ended, replay it."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -333,7 +334,7 @@ def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
 
 
 def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
-    """Return how the replayed turn differs; "" if it does not, or if it cannot be replayed."""
+    """Return how the replayed turn differs from the original; "" if it does not, or if it cannot be replayed."""
     handler, clock = _handler_of(known, run.payload), _Clock(draws)
     if handler is None or not handler.is_durable:
         return ""
@@ -349,7 +350,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
         return ""
     difference = _asks(handler.function(replayed, decoded, ctx), journal)
     if difference or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
-        return difference  # effects read the clock too, and their reads cannot be told apart
+        return difference  # effects read the clock too, and their reads cannot be distinguished
     outcome = ctx.outcome(is_durable=True)
     if [to for to, _ in outcome.sends] != [to for to, _ in ended.sends]:
         return f"it sends {len(outcome.sends)} messages at its end, not {len(ended.sends)}"
@@ -357,7 +358,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
 
 
 def _asks(coroutine: Any, journal: TurnJournal) -> str:
-    """Run the handler to its end from the journal; return how it diverges, or ""."""
+    """Run the handler to its end from the journal. Return how the handler diverges, or "" if it does not."""
     try:
         request = coroutine.send(None)
     except StopIteration:
@@ -371,7 +372,7 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
         )
     frame = coroutine.cr_frame
     place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    with contextlib.suppress(Exception):  # a handler that refuses to close is left suspended
+    with contextlib.suppress(Exception):  # a handler that refuses to close stays suspended
         coroutine.close()
     if not isinstance(request, SegmentEnd):
         return f"it awaits a {type(request).__qualname__}{place}"
@@ -383,7 +384,7 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
 
 
 def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
-    """Return whether the states differ, also after decoding them as a restore would."""
+    """Return whether the states differ, even after decoding and encoding them as a restore would."""
     images = [encode_ordered(agent.state) for agent in (again, made)]
     if images[0] == images[1]:
         return False

@@ -1,22 +1,22 @@
-"""Folder of one run: everything needed to inspect it, share it and run it again.
+"""Folder of one run, with everything needed to inspect the run, share it and run it again.
 
     result.json       the verdict with its evidence, probes, metrics, hashes
-    config.toml       the scenario as it was drawn
-    faults.toml       the faults as they were carried out
+    config.toml       the scenario with all drawn values
+    faults.toml       the faults as they were executed
     choices.json      every choice that was not benign                       (if they were recorded)
     trace.jsonl.gz    for `snapline analyze`, with virtual times             (if the run was recorded)
-    timeline.json     epochs, hosts and orphans, which a trace lacks         (likewise)
-    spacetime.svg     space-time diagram                                     (likewise)
+    timeline.json     epochs, hosts and orphans, which a trace lacks         (if the run was recorded)
+    spacetime.svg     space-time diagram                                     (if the run was recorded)
     report.html       everything on one page that needs no network
     metrics.csv       name, value
-    repro.txt         commands that run it again
+    repro.txt         commands that repeat the run
 
-`result.json` is written last: a folder that has it is complete. The report can be regenerated from the other files.
+`result.json` is written last, so a folder that contains `result.json` is complete. The report can be regenerated from the other files.
 
-JSON documents begin with `apiVersion` and `kind`, as all of snapline's do. The trace has the format of `snapline analyze`,
-compressed with gzip; each line also holds the virtual time `t_ns`, which other readers ignore. The trace and the timeline together
-make a `Recording`. The same run gives the same bytes: no file holds a wall-clock time, and the compressed trace holds neither a name
-nor a date.
+JSON documents begin with `apiVersion` and `kind`, as all JSON documents of snapline do. The trace has the format of `snapline
+analyze`, compressed with gzip. Each line also holds the virtual time `t_ns`, which other readers ignore. The trace and the timeline
+together form a `Recording`. The same run produces the same bytes: no file holds a wall-clock time, and the compressed trace holds
+neither a name nor a date.
 """
 
 import gzip
@@ -49,7 +49,7 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Origin of a result. `schema`: version of the scenario format. `commit`: commit of the code, "" if unknown."""
+    """Origin of a result. `schema` is the version of the scenario format, `commit` the commit of the code ("" if unknown)."""
 
     schema: int
     commit: str
@@ -62,11 +62,11 @@ REPORT, METRICS, REPRO = "report.html", "metrics.csv", "repro.txt"
 LATEST = "latest"
 
 SAME_SECOND_MAX = 1000
-"""Maximum number of runs with one name and seed in one second; more indicate a runaway loop."""
+"""Maximum number of runs with the same name and seed in one second; more indicate a runaway loop."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Contents of a run folder. `config`: text of the scenario file."""
+    """Contents of a run folder. `config` is the text of the scenario file."""
 
     scenario: Scenario
     config: str
@@ -102,7 +102,7 @@ def write_run(
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
-    """Return the files by name, in the order of writing; None for a file that this run does not have."""
+    """Return the contents of the files by name, in the order of writing; None for a file that this run does not have."""
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -147,7 +147,7 @@ def page_of(run: StoredRun) -> Page:
 
 
 def _catalogue(result: Result) -> dict[str, str]:
-    """Return probes with their meaning. Probes that must not be reached are included only if they were."""
+    """Return the meaning of each probe. Probes that must not be reached are included only if they were reached."""
     return {
         name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
     }
@@ -164,7 +164,7 @@ def _repro(folder: Path, run: StoredRun) -> str:
 
 def _write(path: Path, content: bytes | None) -> None:
     if content is None:
-        path.unlink(missing_ok=True)  # file of an earlier run
+        path.unlink(missing_ok=True)  # the file may be left from an earlier run
     else:
         path.write_bytes(content)
 
@@ -176,7 +176,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder.
 
     Raises:
-        UsageError: the folder is not one of a run, or a file is damaged.
+        UsageError: the folder is not a run folder, or a file is damaged.
     """
     result, provenance = read_result(folder / RESULT)
     config = _read_text(folder / CONFIG)
@@ -192,10 +192,10 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def rebuild(folder: Path) -> Path:
-    """Regenerate the report and the diagram of a run from its other files. Return the report's path.
+    """Regenerate the report and the diagram of a run from its other files, and return the report's path.
 
     Raises:
-        UsageError: the folder is not one of a run, or cannot be written.
+        UsageError: the folder is not a run folder, or cannot be written.
     """
     run = read_run(folder)
     try:
@@ -219,7 +219,7 @@ def _read_text(path: Path) -> str:
 def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
     """Create the folder of a new run, `base/<name>/<UTC time>-<seed>`, and point `base/<name>/latest` to it.
 
-    The link is replaced atomically, so it always points to this run or to an earlier one.
+    The link is replaced atomically, so it always points to an existing run.
 
     Raises:
         UsageError: the folder cannot be created.
@@ -250,7 +250,7 @@ def sweep_file(base: Path, name: str, now: datetime) -> Path:
 
 
 def _make(parent: Path, stem: str) -> Path:
-    """Create a new folder with a unique name, as two runs of one seed may begin in the same second."""
+    """Create a new folder with a unique name, since two runs with the same seed may begin in the same second."""
     for number in range(1, SAME_SECOND_MAX + 1):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -269,7 +269,7 @@ def _point(link: Path, target: str) -> None:
 
 
 def _safe(name: str) -> str:
-    """Return a scenario's name as a single path component."""
+    """Return a scenario's name in a form that is a single path component."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
 
 
@@ -277,7 +277,7 @@ def _safe(name: str) -> str:
 
 
 def result_json(result: Result, provenance: Provenance) -> bytes:
-    """Return `result.json`: the whole result, with the text of each violated guarantee."""
+    """Return the contents of `result.json`: the whole result, with the text of each violated guarantee."""
     fields = msgspec.to_builtins(result)
     # JSON cannot represent infinite and NaN values; null is read back as NaN.
     fields["metrics"] = {
@@ -306,7 +306,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
 
 
 def metrics_csv(result: Result) -> str:
-    """Return `metrics.csv`: name and value, sorted by name."""
+    """Return the contents of `metrics.csv`: name and value of each metric, sorted by name."""
     rows = [f"{_csv(name)},{value!r}" for name, value in sorted(result.metrics.items())]
     return "\n".join(["name,value", *rows]) + "\n"
 
@@ -319,7 +319,7 @@ def _csv(cell: str) -> str:
 
 
 def faults_toml(faults: Iterable[ExecutedFault]) -> str:
-    """Return `faults.toml`: the executed faults, in order. A fault without `until` has no end."""
+    """Return the contents of `faults.toml`: the executed faults, in order. A fault without `until` has no end."""
     return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
 
 
@@ -327,7 +327,7 @@ def _fault(fault: ExecutedFault) -> dict[str, str]:
     fields = {"kind": fault.kind, "text": fault.text, "at": exact(fault.at_ns)}
     if fault.until_ns:
         fields["until"] = exact(fault.until_ns)
-    # TOML cannot hold half of a surrogate pair.
+    # TOML cannot represent an unpaired surrogate.
     return {name: value.encode("utf-8", "replace").decode() for name, value in fields.items()}
 
 
@@ -341,14 +341,14 @@ def exact(time_ns: int) -> str:
 
 
 def choices_json(choices: Record) -> bytes:
-    """Return `choices.json`: one choice per line (stream, key, value), in the order of the run."""
+    """Return the contents of `choices.json`: one choice per line (stream, key, value), in the order of the run."""
     rows = [json.dumps([stream, _plain(key), value], ensure_ascii=False) for (stream, key), value in choices.items()]
     opening = f'{{"apiVersion": "{API_VERSION}", "kind": "{CHOICES_KIND}", "choices": ['
     return _bytes(opening + "".join(f"\n{row}," for row in rows).rstrip(",") + "\n]}\n")
 
 
 def _plain(part: object) -> object:
-    """Return a part of a key for JSON. Tuples become lists; other types than text and integers would not be read back."""
+    """Return a part of a choice's key for JSON. Tuples become lists; other types than text and integers could not be read back."""
     if isinstance(part, tuple):
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):
@@ -392,14 +392,14 @@ class _Time(msgspec.Struct, frozen=True):
 
 
 def trace_lines(recording: Recording) -> Iterator[bytes]:
-    """Yield the recording's events as lines of a trace, each with its time."""
+    """Yield the recording's events as trace lines, each with its virtual time."""
     yield encode(Header(agents=recording.agents))
     for timed in recording.events:
         yield b'%s,"t_ns":%d}\n' % (encode(timed.event)[:-2], timed.t_ns)
 
 
 def trace_gz(recording: Recording) -> bytes:
-    """Return `trace.jsonl.gz`."""
+    """Return the contents of `trace.jsonl.gz`."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0, compresslevel=6) as stream:
         for line in trace_lines(recording):
@@ -408,7 +408,7 @@ def trace_gz(recording: Recording) -> bytes:
 
 
 def timeline_json(recording: Recording) -> bytes:
-    """Return `timeline.json`: the parts of a recording that a trace lacks."""
+    """Return the contents of `timeline.json`: the parts of a recording that a trace lacks."""
     epochs = list(recording.epochs.values())
     timeline = _Timeline(
         recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
@@ -425,7 +425,7 @@ def read_recording(trace: Path, timeline: Path) -> Recording:
     try:
         stored = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
         events = list(_events(_read(trace)))
-    except (msgspec.DecodeError, EOFError, OSError) as error:  # a validation error is a decode error
+    except (msgspec.DecodeError, EOFError, OSError) as error:  # `ValidationError` is a subclass of `DecodeError`
         raise UsageError(f"{trace} and {timeline.name} cannot be read: {error}; run the simulation again") from error
     recording = Recording()
     recording.agents, recording.placed, recording.hosts = stored.agents, stored.placed, stored.hosts
@@ -438,7 +438,7 @@ def _events(packed: bytes) -> Iterator[TimedEvent]:
     decode_event = msgspec.json.Decoder(CheckpointTaken | MessageSent | MessageReceived | Recovery).decode
     decode_time = msgspec.json.Decoder(_Time).decode
     lines = iter(gzip.GzipFile(fileobj=io.BytesIO(packed)))
-    next(lines, None)  # the header
+    next(lines, None)  # skip the header
     for line in lines:
         event: Event | Recovery = decode_event(line)
         yield TimedEvent(decode_time(line).t_ns, event)
@@ -456,7 +456,7 @@ def _json(document: dict[str, object]) -> bytes:
 
 
 def _bytes(words: str) -> bytes:
-    """Encode text. Half of a surrogate pair, which UTF-8 cannot encode, becomes a JSON escape."""
+    """Encode text. Unpaired surrogates, which UTF-8 cannot encode, become JSON escapes."""
     return words.encode("utf-8", "backslashreplace")
 
 

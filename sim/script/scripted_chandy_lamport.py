@@ -1,14 +1,15 @@
-"""Scripts of Chandy-Lamport fleets: as in production, and the plain algorithm. Both produce cuts.
+"""Scripts of Chandy-Lamport fleets, with the production protocol or with the plain algorithm. Both produce cuts.
 
-*As in production* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early, and a
-coordinator. An agent owes a record for each epoch named by an announcement, a marker or a stamp; the host records it between
-turns. The coordinator of a script begins epochs, collects reports, and ends an epoch when its coverage is whole. The end of an
-epoch reaches all agents at once; other messages of the coordinator need a command.
+*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early,
+and a coordinator. An agent owes a record for each epoch named by an announcement, a marker or a stamp; the host records the
+agent's state between turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports cover all
+agents and channels. The end of an epoch reaches all agents at once; every other message of the coordinator is delivered by a
+command.
 
-*Plain* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels, markers only. A message counts as
-received when the core has handled it, so there is no mailbox: `deliver` is both the arrival and the turn.
+*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels, and markers only. A
+message counts as received when the core has handled it, so there is no mailbox: `deliver` is both the arrival and the turn.
 
-`ScriptedCuts` keeps the complete cuts and compares them with the ground truth.
+`ScriptedCuts` keeps the complete cuts and compares each of them with the ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,13 +44,13 @@ from snapline.sim.script.scripted_fleet import (
 
 
 class ScriptedCut(msgspec.Struct, frozen=True):
-    """Complete cut.
+    """Complete cut of a scripted fleet.
 
     Attributes:
-        numbers: checkpoint of each agent; 0 for an agent that is unborn in the cut.
-        in_transit: recorded channel states.
-        unborn: agents that are unborn in the cut.
-        gone: agents that had left before. Their actions are inside the cut; messages to them are dead letters.
+        numbers: checkpoint number of each agent; 0 for an agent that does not exist yet in the cut.
+        in_transit: recorded channel states, by channel.
+        unborn: agents that do not exist yet in the cut.
+        gone: agents that had left before the cut. Their actions are inside the cut; messages to them are dead letters.
     """
 
     numbers: dict[str, int]
@@ -59,20 +60,20 @@ class ScriptedCut(msgspec.Struct, frozen=True):
 
 
 class ScriptedCuts:
-    """Complete cuts of a fleet that is rolled back to the last of them as a whole.
+    """Complete cuts of a fleet whose recoveries roll all agents back to the last cut.
 
     Attributes:
-        by_number: complete cuts by number; 0 holds the initial states.
+        by_number: complete cuts by number; cut 0 holds the initial states.
     """
 
     def __init__(self, fleet: ScriptedFleet, word: str) -> None:
-        """`word`: name of a cut in the trace."""
+        """`word` is the name for a cut in the trace."""
         self._fleet = fleet
         self._word = word
         self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
 
     def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
-        """Return the commands for cuts. `do_marker`: function that makes an agent receive a marker of a sender."""
+        """Return the commands for cuts. `do_marker` makes an agent receive a marker from a sender."""
 
         def take(command: ScriptCommand, *, overtakes: bool) -> None:
             sender, receiver = self._fleet.channel(command)
@@ -102,7 +103,7 @@ class ScriptedCuts:
         return f"cut {' '.join(numbers)}; in transit: {format_channels(cut.in_transit)}"
 
     def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
-        """Return violations of G1 and G2 by the ground truth."""
+        """Return descriptions of violations of G1 and G2, according to the ground truth."""
         line = self._book_line(cut)
         faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
         expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
@@ -111,11 +112,11 @@ class ScriptedCuts:
         return faults
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
-        """Return the cut as a line: an agent that had left keeps its actions; an agent created later has none."""
+        """Return the cut as a recovery line: an agent that had left keeps all its actions; an agent created later has none."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def recover_fleet(self) -> None:
-        """Set the whole fleet back to the last complete cut."""
+        """Roll the whole fleet back to the last complete cut."""
         number = max(self.by_number)
         cut = self.by_number[number]
         self._fleet.say(COORDINATOR, f"recovery to {self._word} {number}")
@@ -123,7 +124,7 @@ class ScriptedCuts:
         self._fleet.roll_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
-        """Remove agents that were not created inside the cut, and bring back those that left after it."""
+        """Remove agents that were created after the cut, and restore agents that left after the cut."""
         receivers = [message.receiver for message in cut.in_transit]
         for agent in list(self._fleet.agents.values()):
             if agent.name in cut.gone:
@@ -136,7 +137,7 @@ class ScriptedCuts:
 
 
 class _Epoch(msgspec.Struct):
-    """Open epoch at the coordinator. `gone`: committed numbers of agents that had left before."""
+    """Epoch that is open at the coordinator. `gone` holds the committed numbers of agents that had left before."""
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
@@ -144,13 +145,13 @@ class _Epoch(msgspec.Struct):
 
 
 class ScriptedStamps(ScriptedProtocol):
-    """Script part of chandy-lamport: an `EpochStampedCore` per agent, and the coordinator of epochs.
+    """Scripted chandy-lamport protocol: an `EpochStampedCore` per agent, and the coordinator of epochs.
 
     Attributes:
-        _begun: last epoch begun.
-        _open: open epochs, ascending.
-        _numbers: epoch → agent → its checkpoint for the epoch.
-        _last_epochs: agent whose leave is committed → last epoch that includes it.
+        _begun: number of the epoch that began last.
+        _open: open epochs, in ascending order.
+        _numbers: for each epoch, the checkpoint number of each agent.
+        _last_epochs: for each agent whose leave is committed, the last epoch that includes the agent.
     """
 
     keeps_survivors = False
@@ -181,7 +182,7 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Restore the core. The recovery plan has aborted open epochs, so all epochs begun have ended."""
+        """Restore the core. The recovery plan has aborted open epochs, so all epochs that began have ended."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -189,7 +190,7 @@ class ScriptedStamps(ScriptedProtocol):
         return stamp, b"", {"stamp": stamp}
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """Hand a message to the core, then to the mailbox. In this order, no record can count the message twice."""
+        """Pass a message to the core, then to the mailbox. In this order, no record can count the message twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)
@@ -222,7 +223,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """Announce an epoch to agents."""
+        """Announce an epoch to the agents named in the command."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()
@@ -239,7 +240,7 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """Add an agent, created by the operator or by another agent's turn."""
+        """Add an agent that the operator or another agent's turn creates."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -363,12 +364,12 @@ def _report_of(name: str, record: RecordedPart) -> AgentReport:
 
 
 class ScriptedMarkers(ScriptedProtocol):
-    """Script part of plain Chandy-Lamport, with a `ChandyLamportCore` per agent.
+    """Scripted plain Chandy-Lamport algorithm, with a `ChandyLamportCore` per agent.
 
     Attributes:
         _channels: (sender, receiver) of all channels.
-        _numbers: open snapshot → agent → its checkpoint.
-        _states: open snapshot → agent whose part is complete → channel states.
+        _numbers: for each open snapshot, the checkpoint number of each agent.
+        _states: for each open snapshot, the channel states of each agent whose part is complete.
     """
 
     keeps_survivors = False
@@ -392,7 +393,7 @@ class ScriptedMarkers(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core: a failure ends all open snapshots."""
+        """Create a new core, since a failure ends all open snapshots."""
         self.make_core(agent.name)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -439,7 +440,7 @@ class ScriptedMarkers(ScriptedProtocol):
                     self._note_complete(agent.name, command)
 
     def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
-        """Record that an agent's part is complete. The snapshot is complete when all parts are."""
+        """Record that an agent's part of a snapshot is complete. The snapshot is complete when all parts are complete."""
         states = self._states.setdefault(command.snapshot, {})
         names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
         states[agent] = [self._fleet.book.messages[name] for name in names]

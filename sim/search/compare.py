@@ -1,25 +1,26 @@
-"""Comparison of protocols × patterns × intervals × failure rates, measured with the same seeds.
+"""Comparison of all combinations of protocols, patterns, intervals and failure rates, measured with the same seeds.
 
-A cell is one combination. Every cell runs the same seeds, so fleets, delays by key and failure times are the same. Hosts
+A *cell* is one combination. Every cell runs the same seeds, so fleets, delays by key and failure times are the same. Hosts
 crash at random with a constant rate (exponential distances, drawn from the seed alone) and restart soon. Cells are compared
-seed by seed (`paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not
-pass in a cell has no values there; a difference uses the seeds that passed in both cells.
+seed by seed (`paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not pass in a
+cell has no values in that cell; a difference uses the seeds that passed in both cells.
 
-`overhead` is the relative increase in virtual time over a *bare* run, which has no checkpoints and no failures. It includes
-pauses, piggybacks, lost work and recoveries. Without failures it is the price of checkpoints alone.
+`overhead` is the relative increase in virtual time over a *bare* run, which has no checkpoints and no failures. The
+overhead includes pauses, piggybacks, lost work and recoveries. Without failures, the overhead is the cost of checkpoints
+alone.
 
-Statistics of a metric over a few runs have this model: the runs of a sweep are independent and identically distributed,
-because their seeds are. There are two kinds of 95 % confidence intervals:
+The statistics of a metric over a few runs assume that runs are independent and identically distributed, because their
+seeds are. There are two kinds of 95 % confidence intervals:
 
-- Student's, for one mean: mean ± t(n - 1) · s / √n. It is exact for normal values, and good for others from about thirty
-  runs on.
+- Student's, for one mean: mean ± t(n - 1) · s / √n. This interval is exact for normal values, and accurate for other
+  values from about thirty runs on.
 - The paired bootstrap, for the difference of two settings run with the *same* seeds (Efron 1979; Efron and Tibshirani 1993,
   chapter 13). Draw n of the n seeds with replacement, take the mean of the differences, and repeat many times. The interval
   lies between the percentiles 2.5 and 97.5. Effects of a seed that both settings share cancel out. With fewer than ten seeds
   the interval is too narrow.
 
-Without enough values, an interval reaches from minus to plus infinity: nothing may be concluded. Bootstraps use their own
-seed, so that the same runs give the same text.
+Without enough values, an interval reaches from minus to plus infinity, which means that no conclusion is possible.
+Bootstraps use their own seed, so that the same runs give the same text.
 """
 
 import math
@@ -42,16 +43,16 @@ from snapline.sim.search.worker import Runner, Task
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 RESAMPLES = 2_000
-"""Number of resamples: enough for the ends of an interval to be stable to about 5 % of its width."""
+"""Number of resamples: enough to make the ends of an interval stable to about 5 % of its width."""
 
 BOOTSTRAPPED_MAX = 1_000
-"""Maximum number of pairs for a bootstrap. For more, Student's interval is accurate enough and a bootstrap takes seconds."""
+"""Maximum number of pairs for a bootstrap. With more pairs, Student's interval is accurate enough and a bootstrap takes seconds."""
 
 EXACT_DEGREES_MAX = 200
-"""Largest degrees of freedom for the exact t distribution. Beyond, an expansion is accurate to more than six digits."""
+"""Maximum degrees of freedom for the exact t distribution. With more, an expansion is accurate to more than six digits."""
 
 NORMAL_975 = 1.959963984540054
-"""The normal distribution's percentile 97.5."""
+"""Percentile 97.5 of the standard normal distribution."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -76,12 +77,12 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def is_clear(self) -> bool:
-        """Return whether zero is outside of the interval."""
+        """Return whether zero is outside the confidence interval."""
         return self.low > 0 or self.high < 0
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Return the mean with Student's interval, and percentiles; NaN without values."""
+    """Return the mean with Student's interval, and percentiles; all are NaN if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, -math.inf, math.inf)
@@ -92,7 +93,7 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean, rounded once, so that the order of the values does not matter."""
+    """Return the mean, rounded only once, so that the order of the values does not matter."""
     return math.fsum(values) / len(values)
 
 
@@ -148,7 +149,7 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """Return the mean of `values` minus `baseline`, pair by pair. Both are in the order of the same seeds."""
+    """Return the mean of `values` minus `baseline`, pair by pair. Both sequences are in the order of the same seeds."""
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])
@@ -161,12 +162,12 @@ def paired_difference(baseline: Sequence[float], values: Sequence[float], *, see
 
 
 def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: int = 0) -> Difference:
-    """Return a statistic of the runs 0 … count - 1 with its percentile interval.
+    """Return a statistic of the runs 0 … count - 1, with its percentile interval.
 
     Args:
         count: number of runs.
-        statistic: function of run indices, some of which may repeat. Draws for which it is NaN are left out.
-        seed: seed of the draws.
+        statistic: function of run indices, some of which may repeat. Samples for which the function returns NaN are omitted.
+        seed: seed of the random samples.
     """
     if count == 0:
         return Difference(0, math.nan, -math.inf, math.inf)
@@ -174,16 +175,16 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
 
 
 def with_percentiles(count: int, value: float, resampled: Iterable[float]) -> Difference:
-    """Return a value of `count` runs with the percentile interval of its resampled values."""
+    """Return a value computed from `count` runs, with the percentile interval of its resampled values."""
     ordered = sorted(one for one in resampled if not math.isnan(one))
     if count < 2 or not ordered:
         return Difference(count, value, -math.inf, math.inf)
     return Difference(count, value, percentile(ordered, 0.025), percentile(ordered, 0.975))
 
 
-@lru_cache(maxsize=4)  # a comparison uses the same draws many times
+@lru_cache(maxsize=4)  # a comparison uses the same samples many times
 def draws(count: int, seed: int = 0) -> list[list[int]]:
-    """Return `RESAMPLES` samples of `count` runs, drawn with replacement."""
+    """Return `RESAMPLES` samples of `count` run indices, drawn with replacement."""
     random = stream_of(seed, "bootstrap").random
     return [[int(random() * count) for _ in range(count)] for _ in range(RESAMPLES)]
 
@@ -212,19 +213,19 @@ METRICS: Mapping[str, str] = {
     "piggyback_bytes": "bytes of piggyback",
     "store_bytes": "bytes in the store at the end",
 }
-"""Metrics compared, in table order; metrics that no run has are left out."""
+"""Descriptions of the metrics to compare, in table order. Metrics that no run has are omitted."""
 
 RESTART_AFTER_S = 0.2
 """Downtime of a crashed host: short, so that the protocol is measured and not the reboot."""
 
 FAILURES_MAX = 1_000
-"""Largest number of failures in one run; with more, no work gets done."""
+"""Maximum number of failures in one run; with more failures, no work is completed."""
 
 CELLS_MAX = 10_000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Settings of a cell; an interval of 0 is the bare run."""
+    """Settings of a cell; an interval of 0 means the bare run."""
 
     protocol: str
     pattern: str
@@ -237,9 +238,9 @@ class Cell(msgspec.Struct):
 
     Attributes:
         passed: number of seeds that passed.
-        failed: number of the other seeds by verdict.
-        values: metric → one value per seed of the comparison; NaN if a seed has none.
-        metrics: metric → summary of its values.
+        failed: number of seeds with each other verdict.
+        values: for each metric one value per seed of the comparison; NaN if a seed has no value.
+        metrics: summary of each metric's values.
     """
 
     setting: Setting
@@ -250,7 +251,7 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """Difference of a protocol from the first one in one cell, seed by seed."""
+    """Difference between a protocol and the first protocol in one cell, computed seed by seed."""
 
     setting: Setting
     baseline: str
@@ -259,7 +260,7 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """Comparison of all cells. `bare`: pattern → duration of the bare run in virtual seconds, one value per seed."""
+    """Comparison of all cells. `bare` holds the durations of the bare runs in virtual seconds by pattern, one value per seed."""
 
     name: str
     protocols: list[str]
@@ -294,12 +295,12 @@ def compare(
     """Run all cells.
 
     Args:
-        template: all other settings; its faults are in every cell.
-        protocols: the others are compared with the first.
-        patterns: if empty, the template's own.
+        template: scenario that provides all other settings; its faults occur in every cell.
+        protocols: protocols to compare; all others are compared with the first.
+        patterns: patterns to run; if empty, the template's own pattern.
         intervals: times between checkpoints, such as "500ms".
         failure_rates_per_s: host crashes of the whole fleet per virtual second.
-        on_progress: called with the number of completed runs and the number of all runs.
+        on_progress: function that is called with the number of completed runs and the number of all runs.
 
     Raises:
         UsageError: there is nothing to compare, a name is unknown, or there are too many cells.
@@ -347,7 +348,7 @@ def _settings(
 
 
 def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
-    """Return the scenario that one seed runs in one cell."""
+    """Return the scenario that a cell runs with one seed."""
     replace = msgspec.structs.replace
     scenario = draw(template, seed)
     trigger = TriggerPart(kind="none")
@@ -364,11 +365,11 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
 
 
 def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
-    """Return crashes at exponential distances until the end of the run, the same for every cell with this rate."""
+    """Return host crashes at exponential distances until the end of the run, the same for every cell with this rate."""
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
-    until_s = scenario.run.until_ns / 1e9 - RESTART_AFTER_S  # the host must be back by then
+    until_s = scenario.run.until_ns / 1e9 - RESTART_AFTER_S  # the host must have restarted by the end of the run
     crashes: list[FaultPart] = []
     at_s = 0.0
     while len(crashes) < FAILURES_MAX:
@@ -412,10 +413,10 @@ def _cell(
 
 
 def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str, float]:
-    """Return all metrics of one run, including derived ones; an empty dict if it did not pass.
+    """Return all metrics of one run, including derived ones; an empty dict if the run did not pass.
 
     Args:
-        without: the same run without failures, if there is one.
+        without: result of the same run without failures, if there is one.
         bare_s: duration of the bare run; NaN if unknown.
     """
     if result.verdict != "pass":
@@ -434,7 +435,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 
 def work_s(result: Result) -> float:
-    """Return the duration of the work; for endless work, that of a thousand messages; NaN if unknown."""
+    """Return the duration of the work. For endless work, return the duration for a thousand messages; NaN if unknown."""
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
     per_s = result.metrics.get("throughput_per_s", 0.0)
@@ -442,13 +443,13 @@ def work_s(result: Result) -> float:
 
 
 def failures_of(result: Result, took_s: float) -> int:
-    """Return the number of crashes during the work; later ones cost nothing."""
+    """Return the number of crashes during the work; later crashes cost nothing."""
     until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
     return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
 
 
 def _contrasts(found: Comparison) -> Iterator[Contrast]:
-    """Yield the contrasts of each protocol with the first, other settings being equal."""
+    """Yield the contrasts of each protocol with the first one, with all other settings equal."""
     baseline = found.protocols[0]
     for cell in found.cells:
         if cell.setting.protocol == baseline:
@@ -461,7 +462,7 @@ def _contrasts(found: Comparison) -> Iterator[Contrast]:
 
 
 def difference_of(baseline: Sequence[float], values: Sequence[float]) -> Difference:
-    """Return the paired difference over the seeds that have a value in both."""
+    """Return the paired difference over the seeds that have a value in both sequences."""
     pairs = [
         (base, value)
         for base, value in zip(baseline, values, strict=True)

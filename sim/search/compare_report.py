@@ -1,20 +1,21 @@
-"""Report of a comparison: a table for a terminal, a figure, and the advice on a protocol and an interval.
+"""Report of a comparison: a table for a terminal, a figure, and a recommended protocol and interval.
 
 The figure has one panel per pattern and failure rate, with one group of bars per interval and one bar per protocol. A
-whisker shows the mean's 95 % confidence interval. A number under each bar identifies the protocol, in addition to the
-colour. The same comparison gives the same bytes; there is no script.
+whisker shows the 95 % confidence interval of the mean. A number under each bar identifies the protocol, in addition to
+the colour. The same comparison always gives the same bytes. The SVG file contains no script.
 
-The advice chooses from measured cells, and states its confidence in words. The expected hourly cost and the choice among equal
-protocols come from `protocols/advice.py`. If runs report lost turns, the loss is the time of these turns at the bare pace plus
-the time in recoveries. Otherwise it is the extra duration of the same work with failures, seed by seed, divided by the number
-of failures.
+The recommendation chooses from measured cells, and states its confidence in words. `protocols/advice.py` computes the expected
+hourly cost and chooses among equally good protocols. If runs report lost turns, the loss is the time of these turns at the
+pace of a bare run plus the time in recoveries. Otherwise the loss is the extra duration of the same work with failures, seed
+by seed, divided by the number of failures.
 
-The protocol with the lowest cost at its best measured interval wins. If others cannot be distinguished from it, the simplest
-of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
+The protocol with the lowest cost at its best measured interval wins. If the cost of other protocols does not clearly differ,
+the simplest of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
 
-The interval is Daly's (`protocols/policy.py`) for the measured price of one checkpoint (overhead × interval). It must lie
-between measured intervals and cost no more than the best of them; otherwise the best measured interval is used.
-Measurements win over formulas, and no formula is applied to a price that cannot be distinguished from zero.
+The recommended interval is Daly's (`protocols/policy.py`) for the measured cost of one checkpoint (overhead × interval).
+Daly's interval must lie between measured intervals and cost no more than the best of them; otherwise the best measured
+interval is used. Measurements take precedence over formulas, and no formula is applied to a cost that cannot be
+distinguished from zero.
 """
 
 import math
@@ -42,7 +43,7 @@ from snapline.sim.search.compare import (
 
 
 class PricedSetting(msgspec.Struct, frozen=True):
-    """Cost of a protocol at one measured interval, in seconds per hour. `difference`: to the cheapest."""
+    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference to the cheapest setting."""
 
     protocol: str
     interval_s: float
@@ -55,7 +56,7 @@ class PricedSetting(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Recommended settings. `why`: sentences with the numbers. `options`: all options considered, the cheapest first."""
+    """Recommended settings. `why` explains them in sentences with numbers. `options` lists all settings considered, the cheapest first."""
 
     protocol: str
     interval_s: float
@@ -67,7 +68,7 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
     """Return the cheapest settings for a fleet that fails every `mtbf_s` seconds on average.
 
     Raises:
-        UsageError: `mtbf_s` is not a positive time, or the comparison has no cells with or none without failures.
+        UsageError: `mtbf_s` is not a positive time, or the comparison lacks cells with failures or cells without failures.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -102,7 +103,7 @@ class Pricer:
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
     def all(self) -> list[PricedSetting]:
-        """Return every protocol at every interval that has a price, the cheapest first."""
+        """Return each protocol at each interval for which a cost is known, the cheapest first."""
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
         costs = {setting: self.cost_s(*setting, every) for setting in settings}
@@ -118,7 +119,7 @@ class Pricer:
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
     ) -> PricedSetting:
-        """Price a setting. All settings use the same draws of seeds, so that costs can be subtracted draw by draw."""
+        """Compute the cost of a setting. All settings use the same samples of seeds, so that costs can be subtracted sample by sample."""
         count = len(self._comparison.seeds)
         cost = with_percentiles(count, costs[setting], resampled[setting])
         differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
@@ -127,17 +128,17 @@ class Pricer:
         return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the cost in seconds per hour, computed from some of the seeds; NaN if it is unknown."""
+        """Return the cost in seconds per hour, computed from the picked seeds; NaN if the cost is unknown."""
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
     def overhead(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the overhead in cells without failures."""
+        """Return the mean overhead in cells without failures."""
         cells = [self._cells[Setting(protocol, pattern, interval_s, 0.0)] for pattern in self._comparison.patterns]
         return _mean([_mean(_column(cell, "overhead", picked)) for cell in cells])
 
     def loss_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the loss per failure over all cells with failures."""
+        """Return the loss per failure in seconds, over all cells with failures."""
         return _mean([self._loss_s(protocol, interval_s, pattern, picked) for pattern in self._comparison.patterns])
 
     def _loss_s(self, protocol: str, interval_s: float, pattern: str, picked: Sequence[int]) -> float:
@@ -152,7 +153,7 @@ class Pricer:
         return lost_s / failures if failures else math.nan
 
     def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
-        """Return each run's total cost of failures."""
+        """Return the total cost of the failures of each run, in seconds."""
         if "lost_turns" not in cell.values or "turns" not in cell.values:
             each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
             return [loss_s * count for loss_s, count in each]
@@ -163,7 +164,7 @@ class Pricer:
         return [lost[place] * pace_s[place] + recovery_s[place] for place in range(len(picked))]
 
     def interval_of(self, chosen: PricedSetting, options: Sequence[PricedSetting]) -> tuple[float, list[str]]:
-        """Return the checkpoint interval and its reasons."""
+        """Return the recommended checkpoint interval and its reasons."""
         price_s = chosen.overhead * chosen.interval_s
         count = len(self._comparison.seeds)
         resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]
@@ -256,16 +257,16 @@ def _trust(comparison: Comparison) -> str:
 PANEL_WIDTH, PANEL_HEIGHT = 560, 180
 GAP, LEFT, TOP = 64, 72, 72
 BAR_MAX = 28.0
-"""Maximum width in pixels; bars get thinner when there are many."""
+"""Maximum width of a bar in pixels; bars get thinner if there are many."""
 
 TICKS = 4
-"""Approximate number of steps on the axis."""
+"""Approximate number of ticks on the vertical axis."""
 
 NOTHING = 1e-12
-"""A smaller range counts as empty, since no metric is that precise."""
+"""Smaller ranges count as empty, since no metric is that precise."""
 
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
-"""Colours readable on light and dark backgrounds. Further protocols reuse them and are identified by their numbers."""
+"""Colours that are readable on light and dark backgrounds. Further protocols reuse them and are identified by their numbers."""
 
 RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis { stroke: var(--ink); }
 .small { font-size: 10px; }"""
@@ -274,7 +275,7 @@ RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis
 def table(
     comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
-    """Return a table with one line per cell: mean ± half of the interval, and "*" if a protocol clearly differs from the first."""
+    """Return a table with one line per cell: mean ± half of the interval, with "*" if a protocol clearly differs from the first."""
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]
     clear = {(one.setting, one.metric) for one in comparison.contrasts if one.difference.is_clear}
     rows = [["pattern", "failures/s", "interval", "protocol", "passed", *shown]]
@@ -290,7 +291,7 @@ def table(
 
 
 def number(summary: Summary | None, *, is_clear: bool) -> str:
-    """Format a summary for a table."""
+    """Format a summary for the table."""
     if summary is None or summary.count == 0:
         return "–"
     half = summary.high - summary.mean
@@ -299,7 +300,7 @@ def number(summary: Summary | None, *, is_clear: bool) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """Format the advice for a terminal, with its reasons and all options considered."""
+    """Format the recommendation for a terminal, with its reasons and all settings considered."""
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
     lines += [f"  {sentence}" for sentence in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]
@@ -312,7 +313,7 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Mapping of values to vertical pixels in one panel, from the first tick to the last."""
+    """Mapping from values to vertical pixels in one panel, between the first tick and the last."""
 
     top: float
     ticks: list[float]

@@ -1,15 +1,16 @@
-"""Sweep over many seeds of one scenario: failures, probes never reached, metrics, and the parts that the swarm drew.
+"""Sweep over many seeds of one scenario, which collects failures, probes never reached, metrics, and the elements that the swarm drew.
 
-Runs are independent, so a pool of processes (`pool.py`) performs them and returns the results in any order. The summary does
-not depend on that order, because it holds only counts, smallest seeds and values of sorted lists. So any number of processes
-gives the same summary, except for the elapsed time.
+Runs are independent, so a pool of processes (`pool.py`) executes them and returns the results in any order. The summary does
+not depend on that order, because it holds only counts, smallest seeds and values of sorted lists. So the number of processes
+changes nothing in the summary, except the elapsed time.
 
 One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter with another PYTHONHASHSEED, as FoundationDB
-does, and must give the same trace. A difference counts as a broken harness, because results of a nondeterministic simulator
-cannot be trusted.
+does. Both runs must give the same trace. A difference counts as a broken harness, because the results of a nondeterministic
+simulator cannot be trusted.
 
-`CATALOGUE` lists the parts of a scenario that a swarm may draw. A sweep reports which of them its runs had and which none had.
-A drawn fault may hit nothing, and a limit may never be reached; the probes show what actually happened in runs.
+`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs and
+which did not. A drawn fault may have no effect, and a limit may never be reached; the probes show what actually happened in
+runs.
 """
 
 import csv
@@ -48,10 +49,10 @@ from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task, error_kind
 from snapline.sim.world.product_patches import LIMITS
 
-# -- drawn parts ----------------------------------------------------------------------------------------------------------
+# -- drawn elements -------------------------------------------------------------------------------------------------------
 
 BEYOND_BUDGET = "disk: stale-read"
-"""Fault that is drawn but left out in all scenarios whose faults stay within the budget."""
+"""Fault that is drawn, but omitted from all scenarios whose faults stay within the budget."""
 
 CATALOGUE: dict[str, tuple[str, ...]] = {
     "protocols": PROTOCOLS,
@@ -78,10 +79,10 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
     "failpoints": FAILPOINTS,
     "limits": tuple(LIMITS),
 }
-"""Group → everything that can be drawn in it."""
+"""Names of everything that can be drawn, by group."""
 
 DrawnCounts = dict[str, dict[str, int]]
-"""Group → name → number of runs that have it."""
+"""Number of runs in which each name occurred, by group and name."""
 
 
 def empty_counts() -> DrawnCounts:
@@ -90,7 +91,7 @@ def empty_counts() -> DrawnCounts:
 
 
 def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
-    """Count each catalogue entry of a scenario once."""
+    """Count once each catalogue entry that occurs in a scenario."""
     parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
     for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
         counts = drawn.setdefault(group, {})
@@ -98,7 +99,7 @@ def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
 
 
 def never_drawn(drawn: DrawnCounts) -> dict[str, list[str]]:
-    """Return, for each group, the entries that no run had; groups without such entries are left out."""
+    """Return, for each group, the entries that occurred in no run; groups without such entries are omitted."""
     missing = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
     return {group: names for group, names in missing.items() if names}
 
@@ -159,22 +160,22 @@ CHECKED_PER_MILLE = 50
 """Share of seeds that are run twice, per mille."""
 
 NARROWED_MAX = 3
-"""Maximum number of divergences whose first differing entry is determined; more would add nothing new."""
+"""Maximum number of divergences whose first differing trace entry is determined; more would give no new information."""
 
 SEEDS_KEPT = 10
-"""Number of smallest seeds listed for each finding."""
+"""Maximum number of seeds listed for each finding; the smallest seeds are listed."""
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
 class SweepFinding(msgspec.Struct):
-    """Finding shared by some seeds: a violated oracle, or the reason why runs were undecided or broken.
+    """Finding that some seeds have in common: a violated oracle, or the reason for which runs were undecided or broken.
 
     Attributes:
         oracle: violated oracle, "liveness", or the kind of error.
-        count: number of seeds.
+        count: number of seeds with this finding.
         seeds: the smallest of these seeds.
-        text: evidence of the smallest seed.
+        text: evidence from the smallest seed.
     """
 
     verdict: Verdict
@@ -190,16 +191,16 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     Attributes:
         runs: number of completed seeds; fewer than requested if the sweep was stopped.
-        verdicts: verdict → number of runs.
-        findings: findings, the worst verdict and the most frequent first.
-        probes: name → hits in all runs.
-        never_hit: names of the catalogue that no run hit.
-        drawn: group → name → number of runs that had it (`CATALOGUE`); for templates with `swarm` only.
-        never_drawn: group → names that no run had.
-        metrics: name → summary over the runs that passed.
+        verdicts: number of runs with each verdict.
+        findings: all findings, ordered by worst verdict first, then by most frequent first.
+        probes: number of hits of each probe in all runs.
+        never_hit: names of the probe catalogue that no run hit.
+        drawn: number of runs in which each element occurred, by group and name (`CATALOGUE`); only for templates with `swarm`.
+        never_drawn: names that occurred in no run, by group.
+        metrics: summary of each metric over the runs that passed.
         checked: number of seeds that were run twice.
         divergences: seeds whose two runs differed.
-        elapsed_s: real time, including the start of processes, without the determinism check.
+        elapsed_s: real time, including the start of processes but not the determinism check.
     """
 
     name: str
@@ -225,7 +226,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Worst verdict of the sweep: violation, broken, undecided or pass. Probes never hit do not count."""
+        """Worst verdict of the sweep, in the order violation, broken, undecided, pass. Probes that were never hit do not count."""
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -238,7 +239,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
 
 class MetricTable:
-    """Metrics of many runs, in the order of completion: one column per metric, eight bytes per value, NaN if missing."""
+    """Metrics of many runs, in the order of completion, with one column per metric, eight bytes per value, and NaN for missing values."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -255,7 +256,7 @@ class MetricTable:
         self.verdicts.append(result.verdict)
 
     def summaries(self) -> dict[str, Summary]:
-        """Return summaries over the runs that passed; metrics of other runs are not comparable."""
+        """Return summaries over the runs that passed, since metrics of other runs are not comparable."""
         passed = [verdict == "pass" for verdict in self.verdicts]
         summaries: dict[str, Summary] = {}
         for name in sorted(self._columns):
@@ -266,7 +267,7 @@ class MetricTable:
         return summaries
 
     def to_csv(self) -> str:
-        """Return a table with one line per run, sorted by seed; missing values are empty."""
+        """Return the metrics as CSV with one line per run, sorted by seed; missing values are empty."""
         names = sorted(self._columns)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -282,7 +283,7 @@ class Collector:
     """Collector of results, which may arrive in any order."""
 
     def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
-        """`template`: template whose drawn parts are counted."""
+        """`template` is the template whose drawn elements are counted."""
         self._template = template if template is not None and template.swarm is not None else None
         self.table = MetricTable()
         self.fingerprints: dict[int, Fingerprint] = {}
@@ -294,12 +295,12 @@ class Collector:
 
     @property
     def runs(self) -> int:
-        """Number of runs so far."""
+        """Number of runs completed so far."""
         return self._summary.runs
 
     @property
     def failures(self) -> int:
-        """Number of violating and broken runs so far."""
+        """Number of runs so far that violated a guarantee or were broken."""
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
 
     def add(self, result: Result) -> None:
@@ -345,7 +346,7 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """Return the findings of a result, one per oracle."""
+    """Return the findings of a result, one for each oracle that reported something."""
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -379,19 +380,19 @@ def sweep(
     catalogue: Iterable[str] = (),
     metrics_csv: Path | None = None,
 ) -> SweepSummary:
-    """Run `draw(template, seed)` for each seed.
+    """Run the scenario `draw(template, seed)` for each seed.
 
     Ctrl-C stops the sweep; the summary of the results so far is returned with `is_stopped`.
 
     Args:
-        template: scenario, with or without `swarm`.
-        seeds: seeds, each at most once.
+        template: the scenario, with or without `swarm`.
+        seeds: the seeds; each may occur only once.
         jobs: number of processes; 0 runs everything in this process.
-        runner: module-level function, since other processes must import it; None is `snapline.sim.run.run`.
-        on_result: called with every result, in the order of completion.
-        stop_after: stop after this number of violating or broken runs.
+        runner: module-level function, since other processes must import it; None means `snapline.sim.run.run`.
+        on_result: function that is called with every result, in the order of completion.
+        stop_after: number of violating or broken runs after which the sweep stops.
         catalogue: names of probes that should be hit.
-        metrics_csv: file for the metrics of every seed.
+        metrics_csv: file to which the metrics of every seed are written.
 
     Raises:
         UsageError: other processes cannot import the runner, or `jobs` is out of range.
@@ -431,7 +432,7 @@ def check_determinism_of_sweep(
     runner: Runner | None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> None:
-    """Run the chosen seeds again in new interpreters with another hash seed, and record those that differ."""
+    """Run the seeds chosen for this check again, in new interpreters with another hash seed, and record the seeds whose traces differ."""
     first = collector.fingerprints
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     differing: list[Divergence] = []

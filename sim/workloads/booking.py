@@ -1,13 +1,14 @@
-"""Bookings: requests of clients whose durable turns are small programs with randomly drawn tasks.
+"""Booking patterns: clients send requests whose durable turns are small programs with randomly drawn tasks.
 
-A request lists its tasks (`TASKS`) and its ending (`ENDINGS`). So one pattern covers the combinations that users write: steps,
-effects of every kind, calls, waits and outputs; in sagas that succeed or are undone; in turns that fail, roll the fleet back
-or stop their agent. Every agent also sends itself some requests, so that a fleet without clients has work.
+A request lists its tasks (`TASKS`) and its ending (`ENDINGS`). So one pattern covers the combinations that users write. The
+tasks are steps, effects of every kind, calls, waits and outputs, also in sagas that succeed or are undone. The endings include
+turns that fail, roll the fleet back or stop their agent. Every agent also sends some requests to itself, so that a fleet
+without clients has work.
 
-The external service is a stub (`Fleet(simulate=…)`) that outlives hosts. The service's ledger, the receipts in the agents'
-states and the answers must agree. The service asserts for each kind of effect:
+The external service is a stub (`Fleet(simulate=…)`) whose state survives crashes of hosts. The service's ledger, the
+receipts in the agents' states and the answers must agree. The service asserts for each kind of effect:
 
-    keyed      the service honours explicit keys: a booking is never paid under a second key while the first payment is valid
+    keyed      the service accepts explicit keys: a booking is never paid under a second key while the first payment is valid
     unkeyed    an effect is undone under the key of its payment; a turn repeated in another history pays under another key
     probed     an effect may be called again under its key only after a probe
     once       the service knows no keys: calling it under a key with a valid payment charges twice
@@ -33,8 +34,8 @@ TASKS = (*EFFECTS, "step", "wait", "call", "emit")
 """Tasks that a request may give its agent."""
 
 ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
-"""Endings of a request: success; success in a saga; an undone saga; a dead letter; success after the request rolled the fleet
-back; success followed by a stop of the agent."""
+"""Endings of a request, in this order: success; success in a saga; an undone saga; a dead letter; success after the request
+has rolled the fleet back; success followed by a stop of the agent."""
 
 _ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
 
@@ -42,23 +43,23 @@ TASKS_MAX = 4
 STOPS_ONE_IN = 24
 
 MESSAGES_OF_A_REQUEST = 40
-"""Estimated number of messages per request: the request and those that its tasks send and receive."""
+"""Estimated number of messages per request: the request and the messages that its tasks send and receive."""
 
 ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which no request rolls back. A rollback erases the agents' memory of it, and a run must end."""
+"""Host wall-clock time after which no request rolls back. Agents do not remember a rollback, so this limit ensures that a run ends."""
 
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
-"""Probability and duration of a long wait, which is longer than a recovery."""
+"""Probability and duration in seconds of a long wait, which is longer than a recovery."""
 SLOW_S = 0.2
-"""Delay of the service without keys, so that host crashes and rollbacks happen during a call."""
+"""Delay in seconds of the service without keys, so that host crashes and rollbacks happen during a call."""
 
 UNDO = "/undo"
 TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
 
 
 class Book(snapline.Message, frozen=True):
-    """The `serial`-th request of a client."""
+    """Request to run tasks; the `serial`-th request of a client."""
 
     client: str
     serial: int
@@ -71,7 +72,7 @@ class Book(snapline.Message, frozen=True):
 
 
 class Booked(snapline.Message, frozen=True):
-    """Answer to a request. `draw` differs between histories, which distinguishes a reverted answer from a valid one."""
+    """Answer to a request. `draw` differs between histories, which distinguishes a reverted answer from a valid answer."""
 
     name: str
     how: str
@@ -95,20 +96,20 @@ class Answer(snapline.Message, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Outcome of a request, "done" or "undone", or "stuck" if a compensation failed; and the keys of its effects."""
+    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of its effects."""
 
     how: str
     keys: dict[str, str] = {}
 
 
 class BookerState(msgspec.Struct):
-    """State of a booker.
+    """State of a `Booker` agent.
 
     Attributes:
         own: number of requests that the agent sends itself.
-        ended: outcomes by request name.
-        asked: number of questions of the neighbour answered.
-        looked_ns: wall-clock time at which the last step began.
+        ended: outcomes of ended requests, by request name.
+        asked: number of the neighbour's questions that the agent has answered.
+        looked_ns: wall-clock time at which the agent's last step began.
     """
 
     index: int
@@ -124,8 +125,8 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """One key at the service. `first`, `last`: call numbers of its first and last request or probe. `plan`: the plan of the host that asked last.
-    `is_undone`: permanently."""
+    """Sale under one key at the service. `first` and `last` are the call numbers of its first and last request or probe. `plan` is the plan
+    of the host that sent the last one. `is_undone`: the sale has been undone permanently."""
 
     task: str
     first: int
@@ -137,7 +138,8 @@ class _Sale(msgspec.Struct):
 
 
 class Service:
-    """External service and its ledger. The name of a task is `agent/request/place/kind`. `plan_of_call`: returns the plan of the host that calls now."""
+    """External service and its ledger. The name of a task is `agent/request/place/kind`. `plan_of_call` returns the plan of the host that
+    is calling."""
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
         self._plan_of_call = plan_of_call
@@ -163,16 +165,16 @@ class Service:
         return f"{task} {key}"
 
     async def pay_slowly(self, task: str, *, key: str) -> str:
-        """Pay for a task and return the receipt after a delay."""
+        """Pay for a task and return the receipt, both after a delay."""
         receipt = self.pay(task, key=key)
         await sleep(SLOW_S)
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo a payment. If it never arrived, it will be refused."""
+        """Undo a payment. If the payment has not arrived yet, it will be refused."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
-        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))  # its request may have been lost
+        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))  # the payment may have been lost
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return
@@ -181,7 +183,7 @@ class Service:
         sale.is_undone = True
 
     def find(self, task: str, *, key: str) -> str | None:
-        """Probe: return the receipt of a key, or None if it has no valid payment."""
+        """Probe a key: return its receipt, or None if it has no valid payment."""
         sale = self.sales.get(key)
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
@@ -190,14 +192,14 @@ class Service:
         return f"{task} {key}"
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the stubs by name."""
+        """Return the stubs of the service by function name."""
         names: dict[str, Callable[..., Any]] = {"look": int, "probed/probe": self.find}
         for kind in EFFECTS:
             names |= {kind: self.pay_slowly if kind == "once" else self.pay, f"{kind}/undo": self.undo}
         return names
 
     def standing(self, task: str) -> list[str]:
-        """Return the keys under which the task is paid and not undone."""
+        """Return the keys under which the task is paid and has not been undone."""
         return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
 
     def is_sold(self, key: str) -> bool:
@@ -206,10 +208,11 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether another sale of the same request was first paid after this one was last requested, and is not undone.
+    """Return whether another sale of the same request was first paid after this sale was last requested, and has not been undone.
 
-    Both must have been requested under one plan: a turn takes over, without a call, what a discarded history has done, and that is then its newest
-    effect. Unkeyed sales are never judged: one of a discarded history keeps a key that no turn knows.
+    Both sales must have been requested under one plan. A turn may take over, without a call, an effect of a discarded history, which is
+    then the turn's newest effect. Unkeyed sales are never judged, since an unkeyed sale of a discarded history has a key that no turn
+    knows.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
@@ -218,17 +221,17 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
 
 
 def never(*args: object, key: str) -> str | None:
-    """Fail: the simulator calls a stub instead of this function."""
+    """Fail, because the simulator must call a stub instead of this function."""
     raise AssertionError("a stub stands in its place")
 
 
 def undo(task: str, *, key: str) -> None:
-    """Compensate: the simulator calls its stub."""
+    """Compensate a payment; the simulator calls the stub instead."""
     never(key=key)
 
 
 class Booker(snapline.Agent):
-    """Agent that runs the tasks of requests; see the module."""
+    """Agent that runs the tasks of requests; see the module docstring."""
 
     state: BookerState
     retries = (0.0, 0.05)
@@ -308,7 +311,7 @@ class Booker(snapline.Agent):
                 pass
 
     async def _call(self, message: Book, ctx: snapline.Context) -> None:
-        """Call the neighbour, which may have stopped."""
+        """Call the neighbour agent, which may have stopped."""
         try:
             answer = await ctx.call(name_of(self.state.index + 1), Ask(message.name), Answer, timeout_s=CALL_S)
         except (snapline.UnansweredCallError, snapline.WaitTimeoutError):
@@ -322,14 +325,14 @@ class Booker(snapline.Agent):
 
 
 def own_request(agent: str, index: int, serial: int) -> Book:
-    """Return a request that an agent sends itself; it is the same in every history."""
+    """Return a request that an agent sends to itself; the request is the same in every history."""
     mixed = 7 * index + 5 * serial
     tasks = [TASKS[(mixed + 3 * place) % len(TASKS)] for place in range(1 + mixed % TASKS_MAX)]
     return Book(agent, serial, tasks, _ENDINGS_DRAWN[mixed % len(_ENDINGS_DRAWN)])
 
 
 class BookingWorkload(Workload):
-    """Workload that checks the rules of bookings. `service`: the service of the current run."""
+    """Workload that checks the rules of bookings. `service` is the external service of the current run."""
 
     requests_rollbacks = True
 
@@ -339,7 +342,7 @@ class BookingWorkload(Workload):
         self._helpless: set[str] = set()
 
     def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
-        """Begin a run with a new service, and return its stubs."""
+        """Create a new service for a run, and return its stubs."""
         self.service = Service(lambda: self.calling_plan)
         return self.service.stubs()
 
@@ -352,7 +355,7 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service has done everything that is done in the cut; no recovery undoes it."""
+        """Check that the service has done everything that is done in the cut, since no recovery undoes that."""
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
@@ -376,7 +379,7 @@ class BookingWorkload(Workload):
         return None
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
-        """Check that each valid payment belongs to a completed request, and only one. The run must not have discarded a history."""
+        """Check that each valid payment belongs to exactly one completed request. Only for runs that have discarded no history."""
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")
             state = states.get(agent)
@@ -391,7 +394,7 @@ class BookingWorkload(Workload):
 
 
 def make_booking(part: FleetPart) -> BookingWorkload:
-    """Make a fleet with about the number of messages that the scenario requests."""
+    """Return a workload with about the number of messages that the scenario requests."""
     check_agents(part)
     own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
     fleet = make_fleet(part, functools.partial(_booker, part.agents, own))

@@ -1,24 +1,25 @@
-"""Patterns whose messages become dead letters, of their receiver or of their sender, in numbers that every cut must explain.
+"""Patterns in which messages become dead letters of their receiver or sender, in numbers that every cut must explain.
 
 *Failing* (`make_failing`). Handlers raise on every tenth message of a channel, at every attempt, so that the message becomes a dead
 letter. In pattern "killing", one message kills the receiver's process. Each agent sends its share of messages to the others in turn, one
-at each tick of its timer. Messages, failing ones included, are numbered on their channel, and no agent answers. A receiver that has
-consumed the messages up to number n has counted all but n // `POISON_EVERY` of them. An undone turn leaves no trace, even after rollbacks.
+at each tick of its timer. All messages, including those that fail, are numbered on their channel, and no agent answers. A receiver that
+has consumed the messages up to number n has counted all but n // `POISON_EVERY` of them. A turn that is undone leaves no trace, even after
+rollbacks.
 
 *Astray* (`make_astray`). An undeliverable message or a conflicting spawn becomes a dead letter of the agent that sent or requested it.
 Each agent sends its share of messages, one at each tick of its timer, to these receivers in turn: its peers, an agent that never
-exists, and the latecomers. The first agent that spawns a latecomer creates it. Two thirds of the agents try once each, and send
-their first message to it in the same turn. The others never spawn it and may send too early. A latecomer sends one message to
-each peer and then only receives.
+exists, and the latecomers. A latecomer is created by the first agent that spawns it. Two thirds of the agents try to spawn each
+latecomer once, and send their first message to it in the same turn. The other agents never spawn it, so their messages may be too
+early. A latecomer sends one message to each peer and then only receives.
 
 Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did not exist.
-After the receiver exists, it consumes all further messages in order. So for every channel
+Once the receiver exists, it consumes all further messages in order. So for every channel
 
     sent = dead letters + consumed + in transit,
 
-where the numbers of the three are consecutive. Every requested creation waits for its id, is in transit, was the latecomer's
-first turn, or is a dead letter: of its sender, or of the latecomer (after a recovery, several may be granted). The number of
-dead letters in a cut is exactly the sum of both kinds.
+where the numbers of the three groups are consecutive. Every requested creation waits for its id, is in transit, was the
+latecomer's first turn, or is a dead letter. In the last case, the dead letter belongs to the sender or to the latecomer
+(after a recovery, several creations may be granted). The number of dead letters in a cut is exactly the sum of both kinds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,22 +35,22 @@ from snapline.sim.workloads.workload import Choose, Workload, check_agents, make
 POISON_EVERY = 10
 
 CRASH_AT = 3
-"""Number of the failing message on each channel of the first agent, in patterns crashing and killing."""
+"""Number of the failing message on each channel of the first agent, in the patterns "crashing" and "killing"."""
 
 PAUSE_NS = 2_000_000
-"""Time between two messages of an agent, unless the pattern has a rate."""
+"""Time in nanoseconds between two messages of an agent, unless the pattern has a rate."""
 
 
 PEERS_MAX = 8
-"""Largest number of agents to which each agent has channels."""
+"""Maximum number of agents to which each agent has channels."""
 
 
 class ProcessKilled(BaseException):
-    """Simulated fatal signal: it ends the simulated process whose handler raises it."""
+    """Simulated fatal signal, which ends the simulated process whose handler raises it."""
 
 
 class Numbered(snapline.Message):
-    """The `number`-th message of `sender` on its channel."""
+    """Message with a number: the `number`-th message of `sender` on its channel."""
 
     sender: str
     number: int
@@ -61,12 +62,12 @@ class Tick(snapline.Message):
 
 
 class Tries(msgspec.Struct):
-    """State of an agent.
+    """State of an agent that sends and handles numbered messages.
 
     Attributes:
         left: number of messages still to send.
-        sent, got: numbers of messages sent and handled, by peer.
-        crashes: the agent is a `Crashing` or `Killing` one.
+        sent, got: number of messages sent to and handled from each peer.
+        crashes: whether the agent is a `Crashing` or `Killing` agent.
     """
 
     peers: list[str]
@@ -104,7 +105,7 @@ class Unlucky(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input, which changes no state."""
+        """Handle a client's input; the handler changes no state."""
         if not (message.raises and self.state.crashes):
             message.take(ctx)
 
@@ -130,18 +131,18 @@ class Killing(Unlucky):
 
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
-    """Return whether a message fails. With `crashes`, only one message of one sender does, because recoveries take long."""
+    """Return whether a message fails. If `crashes` is set, only one message of one sender fails, because recoveries take long."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
 class FailingWorkload(Workload):
-    """Workload that compares the numbers of messages handled and sent."""
+    """Workload that compares the number of handled messages with the number of sent messages."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
         for transit in sorted(
             cut.in_transit, key=lambda each: each.number is None
-        ):  # messages in the outbox leave after those in the channel
+        ):  # messages in the outbox are sent after those in the channel
             if isinstance(transit.message, Numbered):
                 waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
         return _wrong(dict(cut.states), waiting)
@@ -171,7 +172,7 @@ def _wrong(states: Mapping[str, object], waiting: Mapping[tuple[str, str], list[
 
 
 def make_failing(part: FleetPart) -> Workload:
-    """Make a fleet whose agents send to all others in turn."""
+    """Return a workload whose agents send to all other agents in turn."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     least, more = divmod(part.pattern.messages, part.agents)
@@ -196,14 +197,14 @@ NOBODY = "nobody"
 LATECOMERS = ("late0", "late1", "late2")
 
 ASKED_AT = 3
-"""At each multiple of this number, among its first ticks, an agent spawns the next latecomer or leaves it to the others."""
+"""At each multiple of this number, among its first ticks, an agent either spawns the next latecomer or leaves that to other agents."""
 
 Channel = tuple[str, str]
 """Sender and receiver."""
 
 
 class Word(snapline.Message):
-    """The `number`-th message on its channel. `receiver`: recorded here because a dead letter does not name its receiver."""
+    """Message with a number on its channel. `receiver` is recorded here because a dead letter does not name its receiver."""
 
     receiver: str
     number: int
@@ -211,7 +212,7 @@ class Word(snapline.Message):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Messages consumed on one channel: the numbers of the first and the last, and their count."""
+    """Messages consumed on one channel: number of the first message, number of the last, and their count."""
 
     first: int
     last: int
@@ -219,7 +220,8 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 class Seeking(msgspec.Struct):
-    """`left`: number of messages still to send. `ticks`: number of ticks so far. `asked`: latecomers that the agent has spawned."""
+    """State of a `Seeker`. `left` is the number of messages to send, `ticks` the number of ticks so far, `asked` the latecomers that it has
+    spawned."""
 
     index: int
     peers: list[str]
@@ -233,7 +235,7 @@ class Seeking(msgspec.Struct):
 
 
 class Seeker(snapline.Agent):
-    """Agent that sends to existing and missing agents."""
+    """Agent that sends messages to existing and missing agents."""
 
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"  # no handler raises
     state: Seeking
@@ -282,7 +284,7 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """Workload that accounts for every message sent and every creation requested: consumed, in transit or dead-lettered."""
+    """Workload that accounts for every sent message and requested creation, which must be consumed, in transit or dead-lettered."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -294,7 +296,7 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all messages were sent, and each receiver consumed everything after its first consumed message."""
+        """Return whether all messages were sent, and each receiver has consumed all messages after the first one that it consumed."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -313,11 +315,11 @@ class AstrayWorkload(Workload):
 
 
 class _Account:
-    """Contents of one cut.
+    """Messages and creations in one cut.
 
     Attributes:
-        waiting: channel → numbers of the messages in transit, in order: those in the channel, then those in the outbox.
-        coming: agent → number of creations of it in transit.
+        waiting: for each channel the numbers of messages in transit, in order: those in the channel, then those in the outbox.
+        coming: for each agent the number of requests in transit that create it.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -356,7 +358,7 @@ class _Account:
 
 
 def spawns_latecomer(index: int, place: int) -> bool:
-    """Return whether the agent of this index spawns the latecomer at this place."""
+    """Return whether the agent with this index spawns the latecomer at this place."""
     return (index + place) % 3 > 0
 
 
@@ -370,7 +372,7 @@ def _word(message: object) -> Word:
 
 
 def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
-    """Yield all channels that an agent has sent on or consumed from, each with the number sent."""
+    """Yield every channel on which an agent has sent or consumed messages, with the number of messages sent."""
     for agent, state in agents.items():
         for receiver, sent in state.sent.items():
             yield (agent, receiver), sent
@@ -380,7 +382,7 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return the number of messages that must be dead letters: those before the first one consumed or in transit.
+    """Return the number of messages that must be dead letters: all before the first message that is consumed or in transit.
 
     Raises:
         InvariantViolatedError: the numbers are not consecutive.
@@ -397,7 +399,7 @@ def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent
 
 
 def make_astray(part: FleetPart) -> Workload:
-    """Make agents that send to their peers, to a missing agent and to latecomers."""
+    """Return a workload whose agents send to their peers, to a missing agent and to latecomers."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     works = shares(part.pattern.messages, part.agents)

@@ -1,15 +1,16 @@
-"""Driver of handlers that wait, with the stubs that replace outside services. Handlers may await only `ctx.step`.
+"""Driver of handlers that wait, and stubs that replace outside services. Handlers may await only `ctx.step`.
 
-A step calls its stub if the fleet has stubs. Otherwise the step's function runs at one instant of virtual time, in the thread of the
-simulation. The duration in virtual time is drawn.
+A step calls its stub if the fleet has stubs. Otherwise the step's function runs at a single instant of virtual time, in the thread
+of the simulation. In both cases, the step's duration in virtual time is drawn.
 
-A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). It represents an outside service, which survives crashes of hosts.
-A call consists of a request in transit, the stub, and an answer in transit. A request that has left arrives even if its host crashes or its step
-gives up. The transit times are drawn. With the scenario's `steps`, answers may also be late, lost or errors, whether or not the stub was called.
+A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service, which survives
+crashes of hosts. A call consists of a request in transit, the execution of the stub, and an answer in transit. A request that has left its
+host arrives even if the host crashes or the step gives up. The transit times are drawn. With the scenario's section `steps`, answers may
+also be late, lost or errors, whether or not the stub was called.
 
-A stub whose `assert` fails has detected a violation. Any other exception of a stub is the service's answer.
+A stub whose `assert` fails has detected a violation. Any other exception that a stub raises is the service's answer.
 
-`SimOutside` gives the handlers of one host their time, randomness and outside calls.
+`SimOutside` provides time, randomness and outside calls to the handlers of one host.
 """
 
 import contextlib
@@ -35,26 +36,26 @@ from snapline.sim.world.world_state import WorldState
 MS = 1_000_000
 
 WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
-"""Delay of a request, and of its answer: together as long as a step without a stub."""
+"""Delays of a request and of its answer: together as long as a step without a stub."""
 
 LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
-"""Extra delays of late answers: shorter and longer than the usual timeouts of steps."""
+"""Extra delays of late answers: some shorter and some longer than the usual timeouts of steps."""
 
 LOST_NS = 15_000 * MS
-"""Time until a step without a timeout sees a broken connection; an endless wait would look like a bug."""
+"""Time until a step without a timeout detects a broken connection; an endless wait would look like a bug."""
 
 _PER_MILLE = 1000
 
 
 class Outages:
-    """Failures of stub calls. `is_over`: no more failures."""
+    """Failures of stub calls. Once `is_over` is set, calls no longer fail."""
 
     def __init__(self, shared: WorldState) -> None:
         self._shared = shared
         self.is_over = False
 
     def drawn(self, name: str, number: int) -> str:
-        """Return the failure of a call: "", "late", "lost" or "failed"."""
+        """Return the drawn failure of a call: "", "late", "lost" or "failed"."""
         steps = self._shared.scenario.steps
         drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
         if self.is_over:
@@ -70,7 +71,7 @@ class Outages:
         return ""
 
     def note(self, text: str) -> None:
-        """Record a failed call."""
+        """Record a call that fails, with a description."""
         self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
 
 
@@ -78,7 +79,7 @@ class StubCall:
     """One call of a stub.
 
     Attributes:
-        wait: ends when the answer arrives.
+        wait: event that occurs when the answer arrives.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class StubCall:
         *,
         plan: int,
     ) -> None:
-        """`arrived` is called when the request arrives, with a function that returns the stub's answer, or with None if it is lost. `plan`: the calling host's."""
+        """`arrived` is called when the request arrives, with a function that returns the stub's answer, or with None if the request is
+        lost. `plan` is the plan of the calling host."""
         self._shared = shared
         self._name = name
         self._number = number
@@ -136,18 +138,18 @@ class StubCall:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
-        """Run the stub, since the request has arrived."""
+        """Run the stub, because the request has arrived."""
         loop = VirtualLoop(self._shared.kernel)
         self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
-        """Lose the request."""
+        """Lose the request, so that the stub never runs."""
         self._arrived(None)
         self._broken()
 
     def _done(self, answer: Callable[[], Any]) -> None:
-        """Handle the end of the stub."""
+        """Handle the completion of the stub."""
         self._answer = answer
         self._arrived(answer)
         with contextlib.suppress(Exception):  # an exception is the service's answer
@@ -166,13 +168,13 @@ class StubCall:
             self._shared.misused(f"step {self._name!r}: {error}")
 
     def _broken(self) -> None:
-        """Break the connection: the outcome stays unknown."""
+        """Break the connection, so that the caller never learns the outcome."""
         error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
         self._answer = functools.partial(_raise, error)
         self._in(self._back_ns, self.wait.end)
 
     async def answered(self) -> Any:  # what the stub returns
-        """Wait for the answer."""
+        """Wait for the answer and return it."""
         await self.wait
         return self._answer()
 
@@ -182,8 +184,8 @@ class StubServices:
 
     Attributes:
         outages: failures of their calls.
-        as_they_are: names of steps whose own functions ran, since the fleet has no stubs.
-        done: outside key of an effect → answer of its stub; the service's record, which an operator can check.
+        as_they_are: names of steps whose own functions ran because the fleet has no stubs.
+        done: answer of the stub for each outside key of an effect; this is the service's record, which an operator can check.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -196,7 +198,7 @@ class StubServices:
         self._under_way: dict[str, int] = {}
 
     def is_in_transit(self, key: str) -> bool:
-        """Return whether a call under this outside key is in transit."""
+        """Return whether a call of an effect with this outside key is in transit."""
         return self._under_way.get(key, 0) > 0
 
     def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
@@ -206,7 +208,8 @@ class StubServices:
                 self.done[key] = answer()
 
     def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
-        """Call the stub of a step, for a host under this plan, with the arguments bound to `function`; return None if the fleet has no stubs.
+        """Call the stub of a step, for a host under this plan, with the arguments bound to `function`. Return None if the fleet has no
+        stubs.
 
         Raises:
             NotSimulatedError: the fleet has stubs, but none for this step.
@@ -231,13 +234,13 @@ class StubServices:
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
-    """Return the key of an effect's own call; "" for a step, a probe or a compensation, which do not settle the effect."""
+    """Return the key of a call that executes an effect; "" for a step, a probe or a compensation, which do not settle the effect."""
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "" if "/" in name else str(keywords.get("key", ""))
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the stub with the arguments bound to the function."""
+    """Return a function that calls the stub with the arguments bound to `function`."""
     if isinstance(function, functools.partial):
         return functools.partial(stub, *function.args, **function.keywords)
     return stub
@@ -261,21 +264,21 @@ def _said(error: AssertionError) -> str:
 # -- steps ----------------------------------------------------------------------------------------------------------------
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
-"""Duration of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
+"""Drawn durations of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
 
 FOREIGN = "no running event loop"
-"""Error text of asyncio for calls outside its loop."""
+"""asyncio's error text for calls without a running event loop."""
 
 
 class Steps:
-    """Executor of `ctx.step`."""
+    """Executor of the steps that handlers request with `ctx.step`."""
 
     def __init__(self, stubs: StubServices) -> None:
         self.stubs = stubs
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Call the step's stub, or run `function` once, after a drawn time."""
+        """Call the step's stub, or run `function` once, after a drawn delay."""
         call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
@@ -287,7 +290,7 @@ class Steps:
 
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
-    """Wait at most for the limit for a step; then raise TimeoutError."""
+    """Wait for a step, at most for the time limit; then raise TimeoutError."""
     ends_ns = host.shared.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
@@ -303,7 +306,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """Wait for an event or the timeout."""
+    """Wait until the event occurs or the time limit has passed."""
     left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -317,7 +320,7 @@ async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Drive a step's coroutine to its end; raise NotSimulatedError if it really waits."""
+    """Run a step's coroutine to its end. Raise NotSimulatedError if the coroutine waits for something outside the simulator."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -329,13 +332,13 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """Recorder of the running turn's draws: `outside.SimOutside`."""
+    """Interface that records the draws of the running turn; implemented by `outside.SimOutside`."""
 
     draws: list[object]
 
 
 class DrivenTurn:
-    """A handler that may wait while other turns run."""
+    """A handler that may wait while other turns of the host run."""
 
     def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
@@ -368,7 +371,7 @@ class DrivenTurn:
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:
-    """Return a message that names the innermost waiting line."""
+    """Return an error message that names the innermost line at which the coroutine waits."""
     inner: Any = coroutine  # coroutines and awaitables of any kind
     where = ""
     while inner is not None:
@@ -383,12 +386,12 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
 
 
 def may_wait(known: AgentType | None) -> bool:
-    """Return whether the class has a durable handler."""
+    """Return whether the agent class has a durable handler."""
     return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
-    """Raise an error if a handler failed because it called asyncio, which cannot be simulated.
+    """Raise an error if a handler failed because it called asyncio, which the simulator does not support.
 
     Raises:
         NotSimulatedError: the handler called asyncio; the message names the line.
@@ -406,7 +409,7 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
 
 
 class SimOutside(TurnEnvironment):
-    """Environment of the handlers of one host. `draws`: draws and step outcomes in the present turn of `agent`."""
+    """Environment of the handlers of one host. `draws` records draws and step outcomes of the current turn of `agent`."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
@@ -428,7 +431,7 @@ class SimOutside(TurnEnvironment):
         return drawn
 
     def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
-        return self.step(name, function)  # without heartbeats, since a stub runs
+        return self.step(name, function)  # no heartbeats are needed, since a stub runs
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         try:
@@ -440,7 +443,7 @@ class SimOutside(TurnEnvironment):
         return value
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a handler in the thread of the simulation, at one instant."""
+        """Run a handler in the thread of the simulation, at a single instant of virtual time."""
         outcome = handler(*arguments)
         if inspect.iscoroutine(outcome):
             await outcome
@@ -448,7 +451,7 @@ class SimOutside(TurnEnvironment):
     async def pause(self, seconds: float) -> None:
         await Wait(round(seconds * SECOND_NS))
 
-    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of the awaited coroutine
         draws, known = self.draws, len(self.draws)
         try:
             return await limited(self._host, running, round(seconds * SECOND_NS))
@@ -459,7 +462,7 @@ class SimOutside(TurnEnvironment):
 
 
 def _kept(value: Any) -> Any:  # what a step returned
-    """Return a copy that the handler cannot change; the value itself if it cannot be copied."""
+    """Return a copy that the handler cannot change, or the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:
