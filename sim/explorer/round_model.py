@@ -1,14 +1,14 @@
-"""Model of Koo and Toueg's rounds, over `protocols.koo_toueg`.
+"""Model of Koo and Toueg's checkpoint rounds, over `protocols.koo_toueg`.
 
-While no round is open, the coordinator may begin one with any single agent as its initiator (a bounded number of rounds).
-Requests, answers and decisions travel in queues of their own, so any step may come in between. An open round may time out at
-any moment. A requested agent may refuse, or fail to store its checkpoint. A blocked agent neither sends nor consumes.
+While no round is open, the coordinator may begin a round with any single agent as its initiator. The number of rounds is
+bounded. Requests, answers and decisions travel in separate queues, so any step may come in between. An open round may time
+out at any moment. A requested agent may refuse, or fail to store its checkpoint. A blocked agent neither sends nor consumes.
 
-Any agent may crash in any state; `logged_model` defines the recovery. Before it, as the protocol's duties require, the open round is
-aborted and the survivors receive all decisions.
+Any agent may crash in any state; `logged_model` defines the recovery. As the protocol's duties require, the open round is aborted
+before the recovery, and the survivors receive all decisions.
 
-Checks, in addition to those of `logged_model`: in every state, the latest permanent checkpoints committed by the coordinator are a
-consistent cut (G1). An agent that receives a decision carries it out (G4).
+Checks in addition to those of `logged_model`: in every state, the latest permanent checkpoints that the coordinator has committed
+form a consistent cut (G1). An agent that receives a decision executes it (G4).
 """
 
 from collections.abc import Iterator
@@ -71,8 +71,8 @@ class RoundCoordinator(NamedTuple):
     """State of the coordinator.
 
     Attributes:
-        core: number of the open round's image; -1 if no round is open.
-        decided: for each round, whether it was committed.
+        core: number of the image of the open round's core; -1 if no round is open.
+        decided: whether each decided round was committed, in the order of rounds.
         answers: answers in transit, by agent.
     """
 
@@ -83,7 +83,7 @@ class RoundCoordinator(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """Number of rounds, including the open one."""
+        """Number of rounds begun so far, including the open one."""
         return len(self.decided) + (self.core >= 0)
 
 
@@ -137,7 +137,7 @@ class RoundModel(LoggedModel):
                     yield ProposedMove(text, "receive", sender)
 
     def is_held(self, agent: int, node: LoggedNode) -> bool:
-        """Return whether the agent is blocked: it starts no turn and sends nothing (duty 1)."""
+        """Return whether the agent is blocked, so that it starts no turn and sends nothing (duty 1)."""
         return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
 
     def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[ProposedMove]:
@@ -183,7 +183,7 @@ class RoundModel(LoggedModel):
         return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
 
     def hear(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Handle the coordinator's first message."""
+        """Handle the first waiting message from the coordinator."""
         message, after = node.words[0], node._replace(words=node.words[1:])
         after, outputs = self._feed(agent, after, message)
         if isinstance(message, RoundDecided) and node.tentative is not None and node.tentative.mark == message.round:
@@ -193,12 +193,12 @@ class RoundModel(LoggedModel):
         return after, outputs
 
     def _refuse(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Refuse a request, as an agent without storage space or a leaving agent does."""
+        """Refuse a request, as an agent does that has no storage space or is leaving."""
         request = msgspec.structs.replace(node.words[0], is_willing=False)
         return self._feed(agent, node._replace(words=node.words[1:]), request)
 
     def _fail(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Handle a request, but fail to store the tentative checkpoint: the answer reports the failure (duty 2)."""
+        """Handle a request, but fail to store the tentative checkpoint, so that the answer reports the failure (duty 2)."""
         after, outputs = self.hear(agent, node)
         if after.tentative is None:
             return after, outputs
@@ -302,7 +302,7 @@ class RoundModel(LoggedModel):
         return after
 
     def _check_abort(self, found: RoundCoordinator, failed: str) -> None:
-        """Check that the loss of an agent aborts the round, at once or at the plan's timeout."""
+        """Check that the loss of an agent aborts the round, either at once or at the plan's timeout."""
         after, _ = self._feed_round(found, AgentLost(failed))
         if after.core >= 0:
             after, _ = self._feed_round(after, TimedOut())
@@ -312,13 +312,14 @@ class RoundModel(LoggedModel):
             )
 
     def _settle(self, agent: int, number: int, committed: int, aborted: int) -> int:
-        """Return an agent's node right before a recovery: a survivor has received all decisions; a failed agent has only its store.
+        """Return an agent's node right before a recovery. A survivor has received all decisions; a failed agent keeps only its stored
+        checkpoints.
 
         Args:
             agent: index of the agent.
-            number: number of its node.
-            committed: mask of the committed rounds.
-            aborted: the round that the plan aborts; 0: none; -1: this agent has failed.
+            number: number of the agent's node.
+            committed: bit mask of the committed rounds.
+            aborted: the round that the plan aborts; 0 means none, -1 means that this agent has failed.
         """
         node = self.nodes[agent].values[number]
         if aborted < 0:
@@ -343,7 +344,7 @@ class RoundModel(LoggedModel):
         return Memo(lambda key: self._column(self.nodes[agent].values[key[0]], key[1]))
 
     def _column(self, node: LoggedNode, committed: int) -> int:
-        """Return the number of the column: permanent checkpoints, a committed tentative one, and the live state."""
+        """Return the number of the column with the permanent checkpoints, a committed tentative checkpoint, and the live state."""
         entries = [past.books for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:
             entries.append(node.tentative.books)

@@ -1,31 +1,31 @@
-"""Oracles of the coordinator's log: its history of epochs and plans (G4), and the log as its callers see it (G8).
+"""Oracles of the coordinator's log: the history of epochs and plans (G4), and linearizability as the log's callers observe it (G8).
 
 Theory of operation
 -------------------
-*Outcomes* (G4). The oracle computes its own table of epochs, only from the committed entries. Every request counts once: it recognises
-repetitions by client, sequence and bytes, whatever the product answers. The rules:
+*Outcomes* (G4). The oracle computes its own table of epochs, only from the committed entries. Every request counts once: the oracle
+recognises repetitions by client, sequence and bytes, whatever the product answers. The rules:
 
-- An epoch begins once, with the next number, and ends once: complete or aborted.
+- An epoch begins once, with the next number, and ends once, as complete or aborted.
 - The newest complete epoch never goes back, unless it is condemned as damaged or the fleet is restored. A restore makes all later
-  epochs void, and a void epoch is never a line again.
+  epochs void, and a void epoch is never used as a recovery line again.
 - A plan has the next number, and starts from the newest epoch that is complete and not condemned.
-- A published ref names a complete epoch with the root in the log.
+- A published ref names a complete epoch, with the root that the log contains.
 
-"Complete means durable, whole and verified" is checked by reading the epoch back from disk at that moment (`judge.py`).
+"Complete means durable, whole and verified" is checked by reading the epoch from the disk when it becomes complete (`judge.py`).
 
 *Linearizability* (G8). Acknowledged proposals are in the log once, in an order consistent with real time. A log is linearizable if every
-proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking that is expensive when
-only calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's entries are a *witness*. So it is
-enough to check, in linear time:
+proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking that is expensive if only
+calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's entries are a *witness*. So the following
+checks suffice, and take linear time:
 
-1. Every entry in the log was proposed before, and at least as often as it is committed.
-2. Every acknowledged proposal is in the log with its acknowledged result; each answer has its own entry.
+1. Every entry in the log was proposed earlier, at least as often as it is committed.
+2. Every acknowledged proposal is in the log with the acknowledged result; each answer has its own entry.
 3. A rejected proposal is not in the log, and never will be.
-4. Real time: a proposal made after another one's answer comes after it in the log.
-5. A committed index is never committed with another entry.
+4. Real time: a proposal made after the answer to another proposal comes after that proposal in the log.
+5. An index that was committed is never committed again with another entry.
 
 An unknown outcome allows everything: the entry may be committed at any time, or never. `is_linearizable` is Wing and Gong's checker
-for a few operations; tests compare the two.
+for a few operations; tests compare its result with that of the checks above.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ OPEN, COMPLETE, ABORTED, CONDEMNED, VOID = "open", "complete", "aborted", "conde
 
 
 class EpochLine(msgspec.Struct):
-    """One epoch according to the log."""
+    """One epoch, as the committed log entries describe it."""
 
     plan: int
     trigger: str
@@ -60,12 +60,12 @@ class EpochLine(msgspec.Struct):
 
 
 class Outcomes:
-    """Outcome of each epoch.
+    """Outcome of each epoch, computed from the committed log entries.
 
     Attributes:
-        epochs: all epochs that ever began, including forgotten ones.
+        epochs: all epochs that ever began, including those that the product no longer remembers.
         plan: number of the newest plan.
-        is_used: whether any entry was seen.
+        is_used: whether the oracle has seen any entry.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ class Outcomes:
 
     @property
     def condemned(self) -> list[int]:
-        """Return the epochs that were complete and found damaged."""
+        """Return the epochs that were complete and were later found to be damaged."""
         return [epoch for epoch, line in self.epochs.items() if line.state == CONDEMNED]
 
     @property
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete and not condemned; 0 without one."""
+        """Return the newest epoch that is complete and not condemned; 0 if there is none."""
         return max(self.complete_epochs(), default=0)
 
     def complete_epochs(self) -> list[int]:
@@ -94,12 +94,12 @@ class Outcomes:
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
 
     def is_removed(self, plan: int, agent: str) -> bool:
-        """Return whether the agent has left the fleet of this plan, and no epoch that began before that is still open."""
+        """Return whether the agent has left the fleet of this plan, and every epoch that began before that has ended."""
         epochs_before = self._removed.get((plan, agent))
         return epochs_before is not None and all(epoch > epochs_before for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Return whether the line of the plan after `plan` may omit survivors: a limit was reached, or the store failed."""
+        """Return whether the line of the plan after `plan` may omit survivors, because a limit was reached or the store failed."""
         lines = [line for line in self.epochs.values() if line.plan == plan]
         recoveries = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
         is_failing = any(line.state in (ABORTED, CONDEMNED) for line in recoveries) or any(
@@ -197,7 +197,7 @@ class Outcomes:
         self.plan = max(self.plan, result.number)
 
     def is_void(self, epoch: int) -> bool:
-        """Return whether the fleet was restored past the epoch."""
+        """Return whether the fleet was restored to an earlier epoch, so that this epoch is void."""
         return epoch in self.epochs and self.epochs[epoch].state == VOID
 
     def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def _request_of(operation: op.Operation) -> tuple[str, int, bytes]:
 
 
 OPERATIONS_MAX = 6
-"""Largest number of calls to check: 720 orders for each choice of the calls with unknown outcome."""
+"""Maximum number of calls to check: 720 orders for each choice of the calls with unknown outcome."""
 
 
 class _Entry(msgspec.Struct):

@@ -1,12 +1,12 @@
-"""Diagrams of a run: the space-time diagram of a window of its events, and the timeline of the whole run.
+"""Diagrams of a run: a space-time diagram of some of its events, and a timeline of the whole run.
 
-*Space-time diagram* (`draw_run`). It shows a window of the events around the first violation. Every event has its own column, and so has
-every start and end of a host, an epoch or a fault. The axis shows times but is not linear, so that a burst of messages stays readable and
+*Space-time diagram* (`draw_run`). The diagram shows a window of events around the first violation. Every event has its own column, and so
+does every start and end of a host, an epoch or a fault. The axis shows times but is not linear. So a burst of messages stays readable and
 a pause of seconds takes no space.
 
-*Timeline* (`draw_timeline`). It shows hosts, epochs, faults and the healed end over linear virtual time.
+*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults and the time after all faults are healed, over linear virtual time.
 
-*Tracks* stand above the lanes of both: hosts up and down, epochs with their outcome, faults. `place` maps times to positions.
+*Tracks* are above the lanes of both diagrams: hosts up and down, epochs with their outcome, and faults. `place` maps times to positions.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,9 +27,9 @@ class Columns:
     """Mapping of positions and times to columns.
 
     Attributes:
-        times: times of the window's events, never decreasing.
-        window: start and end time of the window; extends to the start or end of the run if the window reaches it.
-        bounds: other times in the window that have a column, ascending and unique.
+        times: times of the window's events, in ascending order; equal times may occur.
+        window: start and end time of the window. The window extends to the start or end of the run if it contains the first or last event.
+        bounds: other times in the window that have a column, in ascending order and unique.
     """
 
     def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
@@ -49,11 +49,11 @@ class Columns:
         return len(self.times) + len(self.bounds)
 
     def of_time(self, time_ns: int) -> int:
-        """Return the column of a time, before all events at this time."""
+        """Return the column of a time, which is before all events at this time."""
         return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
 
     def of_position(self, position: Place) -> Place:
-        """Return the column of a position; positions outside the window map to columns outside."""
+        """Return the column of a position. Positions outside the window get columns outside the diagram."""
         index = int(position) - self._first
         if index < 0:
             return -1
@@ -62,7 +62,7 @@ class Columns:
         return index + bisect_right(self.bounds, self.times[index])
 
     def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
-        """Yield columns and their times, at least `least` columns apart; two columns of one time get one tick."""
+        """Yield columns and their times, at least `least` columns apart. Two columns with the same time get one tick."""
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
             place = self.of_time(time_ns)
@@ -83,13 +83,13 @@ def _bounds(recording: Recording, result: Result) -> Iterator[int]:
 
 
 HOSTS_MAX = 40
-"""Maximum number of host tracks; a report with more is unreadable."""
+"""Maximum number of host tracks; a report with more tracks is unreadable."""
 
 
 def tracks_of(
     recording: Recording | None, faults: Iterable[ExecutedFault], place: Callable[[int], Place], window: tuple[int, int]
 ) -> tuple[list[Track], list[str]]:
-    """Return the tracks between the two times of `window`, and notes on omitted items."""
+    """Return the tracks between the two times in `window`, and notes on omitted items."""
     end_ns = window[1]
 
     def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:
@@ -124,7 +124,7 @@ def tracks_of(
 
 
 def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
-    """Yield the first violation if it lies in the window."""
+    """Yield the first violation if it is inside the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
             words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
@@ -132,16 +132,16 @@ def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, 
 
 
 EVENTS_MAX = 10_000
-"""Maximum number of events in a diagram; more are unreadable and make a file of many megabytes."""
+"""Maximum number of events in a diagram; more events are unreadable and produce a file of many megabytes."""
 
 LANES_MAX = 60
 """Maximum number of agents in a diagram; more do not fit on a page."""
 
 CUTS_MAX = 40
-"""Maximum number of complete epochs, and of recoveries; the last ones are drawn."""
+"""Maximum number of complete epochs, and of recoveries, in a diagram; the last ones are drawn."""
 
 AFTER_SHARE = 5
-"""At most one part in this number of the window lies after the violation, because its causes matter more."""
+"""At most one event in this number comes after the violation in the window, because the causes matter more."""
 
 STEP_MIN = 3
 """Minimum number of pixels between columns; the page scrolls wide diagrams."""
@@ -251,7 +251,7 @@ def _front(front: Front, columns: Columns) -> Front:
 
 
 def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
-    """Return first and last position of the window: around the first violation or at the end; (0, -1) without events."""
+    """Return the first and last position of the window, around the first violation or at the end; (0, -1) if there are no events."""
     total = len(recording.events)
     around = total
     if result.violations:
@@ -262,7 +262,7 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Return whether a front is partly in the window. A window from the start of the run includes the initial states."""
+    """Return whether a front is partly inside the window. A window that begins at the start of the run includes the initial states."""
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -270,7 +270,7 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 def _agents(
     recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
-    """Return the agents to show, in the order of the recording: those with orphans first, then the busiest ones."""
+    """Return the agents to show, in the order of the recording. Agents with orphans are chosen first, then the busiest agents."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
     for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
         event = timed.event
@@ -284,7 +284,7 @@ def _agents(
 
 
 def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
-    """Return the diagram's text alternative."""
+    """Return the text alternative of the diagram for screen readers."""
     states = [arrow.state for arrow in arrows]
     parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
     parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]
@@ -303,7 +303,7 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """Return for each agent the first end of its initial host, and the time of its next action or of the host's return."""
+    """Return the first end of each agent's initial host, with the time of the agent's next action or of the host's return."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))
@@ -361,7 +361,7 @@ def _end_ns(result: Result, recording: Recording | None) -> int:
 
 
 def _timeline_words(result: Result, recording: Recording | None) -> str:
-    """Return the diagram's text alternative."""
+    """Return the text alternative of the diagram for screen readers."""
     parts = [count(len(result.faults), "fault")]
     if recording is not None:
         outcomes = [span.outcome for span in recording.epochs.values()]

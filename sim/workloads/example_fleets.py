@@ -1,19 +1,19 @@
-"""Examples of the package as workloads: a small PageRank, the bank, the orders, and the adversary of the domino effect.
+"""The package's examples as workloads: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
 
 *PageRank and bank.* Their agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: mass or
-tokens. These checks miss swapped messages and messages that carry nothing.
+tokens. These checks do not detect swapped messages, or lost messages that carry nothing.
 
 *Orders.* Agents wait in steps, fail, leave dead letters, spawn others and stop, and the fleet ends itself. The invariants are computed
 from states, messages, dead letters and spawns, never from what agents report about each other. In every consistent cut, all money is
 accounted for and no order has two outcomes. In a quiet cut, each order has an outcome, each receipt of a completed order has come back,
 and only the fleet's initial agents are left.
 
-*Domino* (`examples/domino.py`). The agents' own checkpoints never fit together. A counter circulates in each group of two agents (with
-an odd number of agents, one group has three). An agent takes a checkpoint right after it receives the counter, and a timer passes the
-counter on later. So each checkpoint includes a message that the previous agent sent after its own last checkpoint. Without forced
-checkpoints, every checkpoint but the first is on a Z-cycle. Under autonomous protocols the scenario's trigger is left out, because a
-checkpoint at any other moment breaks the chain. Under coordinated protocols the agents' own checkpoint requests have no effect, and the
-trigger is used.
+*Domino* (`examples/domino.py`). The agents' own checkpoints never form a consistent cut. A counter circulates in each group of two
+agents (if the number of agents is odd, one group has three). An agent takes a checkpoint right after it receives the counter, and
+passes the counter on later, when a timer fires. So each checkpoint includes a message that the previous agent sent after its own last
+checkpoint. Without forced checkpoints, every checkpoint but the first is on a Z-cycle. Under autonomous protocols the scenario's
+trigger is not used, because a checkpoint at any other moment breaks the chain. Under coordinated protocols the agents' own checkpoint
+requests have no effect, and the scenario's trigger is used.
 """
 
 import functools
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 
 SHARDS_MAX = 256
-"""Largest number of PageRank shards. Each shard reads the whole graph when it is created, so more would take minutes."""
+"""Maximum number of PageRank shards. Each shard reads the whole graph when it is created, so more shards would take minutes."""
 
 SEEDS = 2
 
 TELLERS_MAX = 1_000
-"""Largest number of tellers of the bank. Each teller knows all others."""
+"""Maximum number of tellers of the bank, since each teller knows all others."""
 
 MODULES_PER_SHARD = 3
 
 TOKENS = 100
-"""Initial tokens of each teller of the bank."""
+"""Number of tokens with which each teller of the bank starts."""
 
 LINES = 2
 """Number of concurrent transfers per teller."""
@@ -65,7 +65,7 @@ LINES = 2
 
 
 class PagerankWorkload(Workload):
-    """Workload that checks that states and messages hold every unit of mass. It always ends."""
+    """Workload that checks that states and messages together contain all of the mass. The workload always ends."""
 
     def __init__(self, fleet: Fleet, imports: list[list[int]]) -> None:
         super().__init__(fleet, ends=True)
@@ -108,7 +108,7 @@ class PagerankWorkload(Workload):
 
 
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
-    """Return the largest difference from the sequential result, and the largest difference allowed."""
+    """Return the largest difference from the sequential result, and the largest difference that is allowed."""
     from snapline.examples import forward_push
     from snapline.examples.pagerank_reference import ACCURACY, personalised_pagerank
 
@@ -120,9 +120,9 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 
 
 def make_pagerank(part: FleetPart) -> Workload:
-    """Make a workload with the number of rounds that comes closest to the number of messages.
+    """Return a workload whose number of rounds comes closest to the number of messages.
 
-    For 0 messages, it runs as many rounds as change the result.
+    For 0 messages, the workload runs until further rounds would not change the result.
 
     Raises:
         UsageError: NumPy is missing, or there are too few or too many agents.
@@ -153,7 +153,7 @@ def make_pagerank(part: FleetPart) -> Workload:
 
 
 def graph_of(shards: int, messages: int) -> list[list[int]]:
-    """Return the import graph: each module imports neighbours on both sides, in as many shards as one round's messages allow."""
+    """Return the import graph. Each module imports neighbours on both sides, in as many shards as one round's number of messages allows."""
     modules = MODULES_PER_SHARD * shards
     reach = max(1, min(shards // 2, messages // (2 * shards) if messages else shards))
     steps = [step for distance in range(1, reach + 1) for step in (distance, -distance)]
@@ -164,7 +164,7 @@ def graph_of(shards: int, messages: int) -> list[list[int]]:
 
 
 class BankExampleWorkload(Workload):
-    """Workload that checks that all tokens are in accounts or in transit. The states alone do not show whether it has ended."""
+    """Workload that checks that all tokens are in accounts or in transit. The states alone do not show whether the workload has ended."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         tokens, expected = bank.tokens_in(cut), TOKENS * len(self.fleet.agents)
@@ -174,7 +174,7 @@ class BankExampleWorkload(Workload):
 
 
 def make_bank_example(part: FleetPart) -> Workload:
-    """Make a bank in which each teller sends at most its share of the messages."""
+    """Return a bank in which each teller sends at most its share of the messages."""
     check_agents(part, most=TELLERS_MAX)
     messages = part.pattern.messages
     transfers = max(1, round(messages / part.agents)) if messages else -1
@@ -186,21 +186,21 @@ def make_bank_example(part: FleetPart) -> Workload:
 
 
 MESSAGES_PER_ORDER = 6
-"""Order, job, change, report of the outcome, creation of the receipt, fee."""
+"""Number of messages per order: order, job, change, report of the outcome, creation of the receipt, fee."""
 
 WORKERS_MAX = 64
 
 ENDLESS = 1 << 30
 
 PAUSE_S = 0.02
-"""Time between two ticks of the planner if the pattern has no rate."""
+"""Time in seconds between two ticks of the planner, if the pattern has no rate."""
 
 
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 
 class OrdersWorkload(Workload):
-    """Workload that checks money and outcomes of orders."""
+    """Workload that checks the money and the outcomes of orders."""
 
     def __init__(self, fleet: Fleet, count: int, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
@@ -212,7 +212,7 @@ class OrdersWorkload(Workload):
         return broken or (account.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all orders were planned, each valid order has its outcome, and every receipt has come back."""
+        """Return whether all orders were planned, each valid order has an outcome, and every receipt has come back."""
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False
@@ -222,10 +222,10 @@ class OrdersWorkload(Workload):
 
 
 class _Account:
-    """Contents of one cut.
+    """Orders, money and receipts in one cut.
 
     Attributes:
-        jobs: amount of each order that became a dead letter.
+        jobs: amount of each order whose job became a dead letter.
         papers: number of receipts whose creation is pending or was dead-lettered.
     """
 
@@ -301,7 +301,7 @@ def _only(cut: snapline.Cut, kind: type[_State]) -> _State:
 
 
 def make_orders(part: FleetPart) -> Workload:
-    """Make a planner, a ledger and workers, at least one. Each order takes about six messages."""
+    """Return a workload with a planner, a ledger and at least one worker. Each order takes about six messages."""
     check_agents(part, most=WORKERS_MAX + 2)
     messages, rate = part.pattern.messages, part.pattern.rate_per_s
     count = max(1, messages // MESSAGES_PER_ORDER) if messages else ENDLESS
@@ -315,20 +315,21 @@ def make_orders(part: FleetPart) -> Workload:
 
 
 PAUSE_NS = 1_000_000
-"""Delay between receiving and passing on if there is no rate: longer than a turn, so that the checkpoint falls in between."""
+"""Delay between receiving the counter and passing it on, if there is no rate: longer than a turn, so that the checkpoint falls in
+between."""
 
 GROUP = 2
 
 
 class PlayerState(Ledger, kw_only=True):
-    """`partner`: the agent that receives the counter next. `group`: number of agents in the group."""
+    """State of a `Player`. `partner` is the agent that receives the counter next, `group` the number of agents in the group."""
 
     partner: str
     group: int
 
 
 class Player(Worker):
-    """Receives, checkpoints, sends."""
+    """Agent that receives the counter, takes a checkpoint, and then passes the counter on."""
 
     state: PlayerState
 
@@ -351,17 +352,17 @@ class Player(Worker):
         work, state.work = state.work, 0
         self.send(ctx, state.partner, work - 1)
         if work < state.group:
-            ctx.checkpoint()  # the agent's last turn: without this checkpoint the recovery line never reaches the end
+            ctx.checkpoint()  # this is the agent's last turn: without the checkpoint the recovery line never reaches the end
 
 
 class DominoWorkload(LedgerWorkload):
-    """Workload whose agents take no inputs: another kind of turn would create a recovery line and hide the domino effect."""
+    """Workload whose agents take no inputs, because another kind of turn would create a recovery line and hide the domino effect."""
 
     input_of = Workload.input_of
 
 
 def make_domino(part: FleetPart) -> LedgerWorkload:
-    """Make groups whose first agent starts with all of the group's work."""
+    """Return a workload of groups in which the first agent starts with all of the group's work."""
     check_agents(part)
     groups = lanes_of(part.agents, GROUP)
     works = shares(part.pattern.messages, len(groups))

@@ -1,23 +1,23 @@
-"""Traffic patterns: producers driven by timers, rounds without a barrier, and request and reply.
+"""Traffic patterns: producers driven by timers, rounds without a barrier, and requests with replies.
 
-*Producers.* A source has a stock of work. At each tick it sends `batch` messages, until the stock is used up. Each message carries
-the work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS` per
-message. It gets no answers, so it would otherwise send everything in one turn.
+*Producers.* A source has a stock of work. At each tick the source sends `batch` messages, until the stock is used up. Each message
+carries the work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS`
+per message. Since a source gets no answers, it would otherwise send everything in one turn.
 
 - pipeline: lanes of stages; an item goes from the first stage to the last.
 - cyclic: the stages after the first form a loop that an item passes `LOOPS` times.
-- skewed: the shares of the sources fall like 1/1, 1/2, 1/3 … (Zipf). All sources take the same time, and most messages go
-  to the first agents.
+- skewed: the shares of the sources decrease like 1/1, 1/2, 1/3 … (Zipf). All sources take the same time, and most
+  messages go to the first agents.
 - bursts: each source sends `BURST` messages at once to random peers, then pauses `BURST` times as long as for one message.
 
-*Rounds*: all-to-all, and a grid whose agents exchange borders. In each round, an agent sends one message to every receiver. It begins
-round n + 1 when it has consumed n messages from every sender. A message of a later round may arrive early; it counts when its round
-begins. (The local synchroniser of Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
+*Rounds*: all-to-all, and a grid whose agents exchange borders. In each round, an agent sends one message to every receiver. An agent
+begins round n + 1 when it has consumed n messages from every sender. A message of a later round may arrive early; it counts when its
+round begins. (The local synchroniser of Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 
-*Request and reply.* Every agent calls through a chain of servers, and the answer returns the same way. A call of agent i goes to i + 1,
-which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and as many replies. A message's work encodes the progress of
-the call: it starts at 2 * depth messages, and each hop uses one. Each agent has up to `WINDOW` calls in progress; it begins the next one
-when one has returned.
+*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. A call of agent i goes to
+i + 1, which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and the same number of replies. A message's work encodes
+the progress of the call: the work starts at 2 * depth messages, and each hop uses one. Each agent has up to `WINDOW` calls in progress,
+and begins the next call when one has returned.
 """
 
 import functools
@@ -41,25 +41,25 @@ from snapline.sim.workloads.workload import (
 SOURCE_PAUSE_NS = 1_000_000
 
 STAGES = 8
-"""Minimum length of a lane if there are several lanes."""
+"""Minimum number of agents in a lane if there are several lanes."""
 
 LOOPS = 3
 
 BURST = 8
 
 SKEW_SHARES_MAX = 1_000
-"""Rank at which shares stop falling, so that large fleets need no enormous sum of shares."""
+"""Rank from which on shares no longer decrease, so that large fleets do not need an enormous sum of shares."""
 
 
 class SourceState(Ledger, kw_only=True):
-    """State of an agent, with its role.
+    """State of an agent, including its role.
 
     Attributes:
-        peers: receivers; only one if the route is fixed.
-        item: units of work per message of its own, including the send; 0: the agent is no source.
-        batch: number of messages per tick.
+        peers: receivers of the agent's messages; only one if the route is fixed.
+        item: units of work per message that the agent originates, including the send; 0 if the agent is no source.
+        batch: number of messages to send per tick.
         pause_ns: time between ticks.
-        is_skewed: the agent prefers its first peers.
+        is_skewed: whether the agent prefers its first peers.
     """
 
     peers: list[str]
@@ -111,7 +111,7 @@ class Source(Worker):
 
 
 def make_lanes(part: FleetPart) -> LedgerWorkload:
-    """Pipeline or cyclic dataflow: the first agent of each lane is its source."""
+    """Return a pipeline or a cyclic dataflow, in which the first agent of each lane is the source."""
     check_agents(part)
     lanes = lanes_of(part.agents, STAGES)
     hops = [hops_of(part.pattern.name, lane) for lane in lanes]
@@ -124,7 +124,7 @@ def make_lanes(part: FleetPart) -> LedgerWorkload:
 
 
 def hops_of(pattern: str, lane: range) -> int:
-    """Return the number of messages of one item."""
+    """Return the number of messages that one item causes."""
     return (len(lane) - 1) * (LOOPS if pattern == "cyclic" else 1)
 
 
@@ -148,7 +148,7 @@ def _stage(
 
 
 def make_skewed(part: FleetPart) -> LedgerWorkload:
-    """Make sources with Zipf-distributed shares. The largest source sends at the normal pace, the others more slowly."""
+    """Return a fleet of sources with Zipf-distributed shares. The largest source sends at the normal pace, the others more slowly."""
     check_agents(part)
     works = skewed_shares(part.pattern.messages, part.agents)
     rate = part.pattern.rate_per_s
@@ -158,7 +158,7 @@ def make_skewed(part: FleetPart) -> LedgerWorkload:
 
 
 def skewed_shares(messages: int, agents: int) -> list[int]:
-    """Divide `messages` into integer shares like 1/1, 1/2, 1/3 …; the remainder goes to the first."""
+    """Divide `messages` into integer shares like 1/1, 1/2, 1/3 …; the remainder goes to the first share."""
     weights = [FOREVER // min(place, SKEW_SHARES_MAX) for place in range(1, agents + 1)]
     if not messages:
         return weights
@@ -180,7 +180,7 @@ def _skewed(plan: Plan, works: list[int], duration_ns: int, index: int) -> Sourc
 
 
 def make_bursts(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet whose agents all send bursts at about the same time."""
+    """Return a fleet whose agents all send bursts at about the same time."""
     check_agents(part)
     works = shares(part.pattern.messages, part.agents)
     pause = BURST * (pause_ns(part, part.agents) or SOURCE_PAUSE_NS)
@@ -197,11 +197,12 @@ def _bursting(plan: Plan, works: list[int], pause: int, index: int) -> Source:
 
 
 RECEIVERS_MAX = 64
-"""Largest number of receivers of an agent in an endless all-to-all. Otherwise the messages of one round set the number."""
+"""Maximum number of receivers of an agent in an endless all-to-all. Otherwise the number of messages per round sets the limit."""
 
 
 class RoundState(Ledger, kw_only=True):
-    """`round`: number of rounds begun. `senders`: number of senders. `arrived`: number of senders whose message of this round was consumed."""
+    """State of a `RoundWorker`. `round`: rounds begun so far. `senders`: number of senders. `arrived`: senders whose message of this round
+    was consumed."""
 
     peers: list[str]
     senders: int
@@ -250,7 +251,8 @@ class RoundWorker(Worker):
 
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
-    """Make agents that send to all others; in large fleets, to as many of the following agents as the messages allow."""
+    """Return a fleet whose agents send to all others; in large fleets, to as many of the following agents as the number of messages
+    allows."""
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -261,7 +263,7 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Make agents with four neighbours each, fewer at the border. The last row may be incomplete."""
+    """Return a fleet whose agents have four neighbours each, fewer at the border. The last row may be incomplete."""
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])
@@ -271,7 +273,7 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
-    """Return the closest number of rounds, at least one; for 0 messages, an endless number."""
+    """Return the closest number of rounds, at least one. For 0 messages, return a practically endless number."""
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
 
@@ -299,14 +301,15 @@ WINDOW = 2
 
 
 class CallerState(Ledger, kw_only=True):
-    """`depth`: number of servers in a call's chain. `returned`: number of answered calls whose successor waits for the timer."""
+    """State of a `Caller`. `depth`: number of servers in a call's chain. `returned`: number of answered calls whose next call waits for the
+    timer."""
 
     depth: int
     returned: int = 0
 
 
 class Caller(Worker):
-    """Agent that is both client and server."""
+    """Agent that is both client and server of calls."""
 
     state: CallerState
 
@@ -348,7 +351,7 @@ class Caller(Worker):
 
 
 def make_calls(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that does whole calls only, at least one."""
+    """Return a fleet that makes complete calls only, at least one."""
     check_agents(part)
     depth = min(DEPTH, part.agents - 1)
     calls = max(1, round(part.pattern.messages / (2 * depth))) if part.pattern.messages else 0

@@ -1,19 +1,20 @@
-"""Tokens that walk along a topology: ring, star, tree, random graph or clusters; and variants of the random walk.
+"""Tokens that walk along a topology (ring, star, tree, random graph or clusters), and variants of the random walk.
 
 Each agent starts with `TOKENS` tokens and divides its share of the work among them. An agent that receives a token with
-work left passes it on at once, with one unit less. A token without work ends there. With a rate, the agent pools the work
-of its tokens and passes one token on whenever its timer fires. The division of work among tokens then depends on the order
-of events; its sum does not.
+work left passes the token on at once, with one unit less. A token without work ends at its receiver. If the pattern has a
+rate, the agent pools the work of its tokens and passes one token on whenever its timer fires. The division of work among
+tokens then depends on the order of events, but the sum does not.
 
-*Bank* (`make_bank`). Tokens carry money, whose sum never changes.
+*Bank* (`make_bank`). Tokens carry money. The sum of all money never changes.
 
 *Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the
-first seconds. Half of the rollbacks give a reason that occurs again. The second time, the agent stops and an operator rolls the fleet
-back; after that the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay correct.
+first seconds. Half of the rollbacks give a reason that occurs again. When such a reason occurs the second time, the agent stops and
+an operator rolls the fleet back; after that the agent may request a rollback again. A rollback undoes the turn that requested it, so
+the ledgers stay correct.
 
 *Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the
-fleet continues. This tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third token is
-passed on at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
+fleet continues. This pattern tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third
+token is passed on at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
 """
 
 import functools
@@ -37,16 +38,16 @@ from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents
 from snapline.sim.world.kernel import START_OF_TIME_NS
 
 TOKENS = 2
-"""Number of tokens that each agent starts, hence of its messages in transit at once."""
+"""Number of tokens that each agent starts, and so the number of its messages in transit at once."""
 
 DEGREE = 4
-"""Largest number of neighbours of an agent in large graphs; it keeps states small."""
+"""Maximum number of neighbours of an agent in large graphs, which keeps states small."""
 
 ALL_MOST = 9
-"""Largest number of agents with a complete random graph."""
+"""Maximum number of agents with a complete random graph."""
 
 CLUSTER = 4
-"""Agents in a cluster."""
+"""Number of agents in a cluster."""
 
 ACROSS = 0.125
 """Probability that a token leaves its cluster."""
@@ -56,7 +57,8 @@ MONEY = 100
 
 
 class WalkerState(Ledger, kw_only=True):
-    """`peers`: receivers of tokens. `turn`: index of the last receiver used. `waiting`: number of tokens that wait for the timer."""
+    """State of a `Walker`. `peers`: receivers of tokens. `turn`: index of the last receiver used. `waiting`: number of tokens that wait for
+    the timer."""
 
     peers: list[str]
     turn: int = 0
@@ -64,7 +66,7 @@ class WalkerState(Ledger, kw_only=True):
 
 
 class Walker(Worker):
-    """Passes tokens to its peers in turn."""
+    """Agent that passes its tokens to its peers, one after the other."""
 
     state: WalkerState
 
@@ -103,7 +105,7 @@ class Walker(Worker):
         self.tick(ctx)
 
     def pass_on(self, ctx: snapline.Context, work: int) -> None:
-        """Send a token with `work` units, one of which the send itself uses."""
+        """Send a token with `work` units, one of which pays for the send itself."""
         self.send(ctx, self.route(ctx), work - 1)
 
     def route(self, ctx: snapline.Context) -> str:
@@ -114,7 +116,7 @@ class Walker(Worker):
 
 
 class RandomWalker(Walker):
-    """Passes tokens to any of its peers."""
+    """Agent that passes each token to a random peer."""
 
     def route(self, ctx: snapline.Context) -> str:
         peers = self.state.peers
@@ -143,13 +145,13 @@ class Transfer(Parcel, frozen=True, gc=False):
 
 
 class Account(WalkerState, kw_only=True):
-    """`money`: the balance, never below 0. The sum over the bank never changes."""
+    """State of a `Teller`. `money` is the balance, which is never below 0. The sum over the bank never changes."""
 
     money: int
 
 
 class Teller(RandomWalker):
-    """Sends some of its money with each token."""
+    """Agent that sends some of its money with each token."""
 
     state: Account
 
@@ -166,7 +168,7 @@ class Teller(RandomWalker):
 
 
 class BankWorkload(LedgerWorkload):
-    """Workload that checks that the money in accounts and in transit equals the initial sum."""
+    """Workload that checks that the money in accounts and in transit equals the initial amount."""
 
     def check_contents(self, books: CutContents) -> None:
         super().check_contents(books)
@@ -185,23 +187,23 @@ class BankWorkload(LedgerWorkload):
 
 
 def ring_peers(index: int, agents: int) -> list[str]:
-    """Return the next agent."""
+    """Return the next agent in the ring."""
     return [name_of((index + 1) % agents)]
 
 
 def star_peers(index: int, agents: int) -> list[str]:
-    """Return the leaves for agent 0, which is the hub, and the hub for all others."""
+    """Return the receivers in a star: all leaves for agent 0, which is the hub, and the hub for every other agent."""
     return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
 
 
 def tree_peers(index: int, agents: int) -> list[str]:
-    """Return the neighbours in a binary heap."""
+    """Return the neighbours of an agent in a tree (a binary heap)."""
     around = [child for child in (2 * index + 1, 2 * index + 2) if child < agents]
     return [name_of(other) for other in ([(index - 1) // 2] if index else []) + around]
 
 
 def random_peers(index: int, agents: int) -> list[str]:
-    """Return all others, or a few pseudorandom ones; the next agent is among them, so that every agent can be reached."""
+    """Return all other agents, or a few pseudorandom ones. The next agent is always included, so that every agent can be reached."""
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -209,7 +211,7 @@ def random_peers(index: int, agents: int) -> list[str]:
 
 
 def cluster_peers(index: int, agents: int) -> list[str]:
-    """Return the rest of the cluster and one agent of the next cluster (with a single cluster: the next agent)."""
+    """Return the other agents of the cluster and one agent of the next cluster (if there is only one cluster: the next agent)."""
     size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
     first = index - index % size
     inside = [other for other in range(first, min(first + size, agents)) if other != index]
@@ -240,7 +242,7 @@ _WALKS: dict[str, tuple[type[Walker], Peers]] = {
 
 
 def make_walk(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that passes tokens on one of the topologies."""
+    """Return a fleet that passes tokens along one of the topologies."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_walker, part.pattern.name, _plan(part), work)
@@ -248,7 +250,7 @@ def make_walk(part: FleetPart) -> LedgerWorkload:
 
 
 def make_bank(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that passes tokens with money."""
+    """Return a fleet that passes tokens with money."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_teller, _plan(part), work)
@@ -256,7 +258,7 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """Return the plan. In a star, only the hub sets the rate, because it sends every other message."""
+    """Return the shared settings. In a star, only the hub limits the rate, because the hub sends every other message."""
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 
@@ -271,10 +273,10 @@ def _teller(plan: Plan, work: list[int], index: int) -> Teller:
 
 
 ASKS = 0.02
-"""Probability that a token makes its receiver request a rollback."""
+"""Probability that an agent that receives a token requests a rollback."""
 
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which agents request no rollback. A rollback erases the agents' memory of it, and a run must end."""
+"""Host wall-clock time after which agents request no rollback. Agents do not remember a rollback, so this limit ensures that a run ends."""
 
 
 class Returner(RandomWalker):
@@ -293,7 +295,7 @@ class Returner(RandomWalker):
 
 
 def make_returning(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that passes tokens on a random graph and rolls back."""
+    """Return a fleet that passes tokens on a random graph and sometimes rolls back."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
@@ -307,7 +309,7 @@ def _returner(plan: Plan, work: list[int], index: int) -> Returner:
 
 
 AT_ONCE_EVERY = 3
-"""One in this number of an agent's tokens is consumed without steps."""
+"""One token in this number is consumed without steps."""
 
 
 LOOKS = 2
@@ -322,7 +324,7 @@ class Look(snapline.Message, frozen=True):
 
 
 class StepperState(WalkerState, kw_only=True):
-    """`looked`: sum of the results of all steps."""
+    """State of a `Stepper`. `looked` is the sum of the results of all steps."""
 
     looked: int = 0
 
@@ -342,13 +344,13 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. A recovery continues or restarts the turn; either way it answers once."""
+        """Handle a client's input. A recovery continues or restarts the turn; in either case the agent answers exactly once."""
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 
 class SteppingWorkload(LedgerWorkload):
-    """Workload of tokens and of durable turns that change no state."""
+    """Workload of tokens and of durable turns; the durable turns change no state."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1
@@ -356,7 +358,7 @@ class SteppingWorkload(LedgerWorkload):
 
 
 def make_stepping(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that passes tokens on a random graph and takes steps."""
+    """Return a fleet that passes tokens on a random graph and takes steps."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)

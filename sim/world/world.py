@@ -1,18 +1,18 @@
-"""A fleet in virtual time: production cores, drivers, agents, leader and store on a simulated network and disk.
+"""A fleet in virtual time: production cores and drivers for agents, leader and store, on a simulated network and disk.
 
-All decisions are made by the product's code. This package simulates its environment, in parts that share one state
-(`world_state.py`):
+The product's code makes all decisions. This package simulates the environment of that code, in parts that share one
+state (`world_state.py`):
 
 - hosts that crash and restart (`hosts.py`, `host.py`),
 - links and streams that break (`network.py`, `host_streams.py`),
 - replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
-`executor.py` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge; the parts judge nothing.
-`PendingWork` computes the fleet's remaining work, whether the fleet is idle, and the agents that cannot continue.
+`executor.py` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge. The parts themselves
+judge nothing. `PendingWork` computes the fleet's remaining work, whether the fleet is idle, and which agents cannot continue.
 
-Limits, also in the user documentation: Raft is simulated at the interface of its log. Blocking store calls happen at one
-instant, and are interrupted only at failpoints. All hosts share one store, as in production.
+Limits, which the user documentation also states: Raft is simulated at the interface of its log. Blocking store calls
+happen at a single instant, and are interrupted only at failpoints. All hosts share one store, as in production.
 """
 
 import errno
@@ -44,14 +44,14 @@ from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 REST_NS = 1_000_000_000
-"""Time without a turn after which a fleet is idle: longer than a message takes on any drawn network."""
+"""Time without a turn after which a fleet counts as idle: longer than a message takes on any drawn network."""
 
 
 class PendingWork:
     """Read-only view of the fleet's remaining work.
 
     Attributes:
-        finished_ns: time at which the workload was done; 0 until that is known.
+        finished_ns: time at which the workload was done; 0 until then.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldObserver) -> None:
@@ -64,7 +64,7 @@ class PendingWork:
         self._stuck: dict[str, tuple[str, int, int]] | None = None
 
     def states(self) -> dict[str, object]:
-        """Return the state of every live agent under the present plan."""
+        """Return the state of every live agent under the current plan."""
         live_states: dict[str, object] = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -73,19 +73,19 @@ class PendingWork:
         return live_states
 
     def resting(self) -> list[str]:
-        """Return the agents between two turns, under the present plan."""
+        """Return the agents that are between two turns, under the current plan."""
         plan = self._log.canonical.plan_number
         cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Return agent → problem, for agents in a durable turn that cannot continue."""
+        """Return the problem of each agent that is in a durable turn and cannot continue."""
         agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
     def heard(self) -> list[str]:
-        """Return the agents that have received all their messages once the fleet is idle; none if the fleet has ended."""
+        """Return the agents that have received all their messages once the fleet is idle; no agents if the fleet has ended."""
         state = self._log.canonical
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
@@ -104,13 +104,13 @@ class PendingWork:
         return True
 
     def _is_on_the_way(self) -> bool:
-        """Return whether a live receiver has not yet consumed a message that has left its sender."""
+        """Return whether some message has left its sender and a live receiver has not consumed it yet."""
         cores = [run.driver.core for run in self._hosts.alive()]
         receivers = {name: agent for core in cores for name, agent in core.agents.items()}
         return any(_is_awaited(agent, receivers) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """Return the events still missing after the end of all faults at `since_ns`."""
+        """Return the events that are still missing after the end of all faults at `since_ns`."""
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -140,7 +140,7 @@ class PendingWork:
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
 
     def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
-        """Return agent → (problem, turns, checkpoints), for agents that cannot take a turn since nothing else was missing."""
+        """Return (problem, turns, checkpoints) of each agent that has been unable to take a turn since nothing else was missing."""
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -155,7 +155,7 @@ class PendingWork:
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """Report agents with unsaved turns in an idle fleet with periodic checkpoints; other triggers may leave turns unsaved."""
+        """Report agents with unsaved turns in an idle fleet with periodic checkpoints. Other triggers may leave turns unsaved."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
         behind = self._shared.judge.beyond_line()
@@ -175,14 +175,14 @@ class PendingWork:
         return done
 
     def is_at_rest(self) -> bool:
-        """Return whether nothing has happened for a while and nothing will, or the fleet has ended."""
+        """Return whether nothing has happened for a while and nothing will happen, or the fleet has ended."""
         if self._log.canonical.image.outcome:
             return True
         rests = self._shared.kernel.now_ns > self._shared.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
     def ignored_rollback_requests(self, since_ns: int) -> list[str]:
-        """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, though the fleet runs."""
+        """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, although the fleet runs."""
         asked = self._shared.judge.books.rollbacks.asked
         agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
@@ -192,7 +192,7 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """Return the turns still missing in a fleet without a known end; "" if it took enough."""
+        """Return a description of the turns still missing in a fleet without a known end; "" if the fleet has taken enough turns."""
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -200,7 +200,7 @@ class PendingWork:
 
 
 def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
-    """Return whether a live receiver has yet to consume a message of `sender` that has left."""
+    """Return whether a message of `sender` has left and a live receiver has not consumed it yet."""
     for name, outlet in sender.outlets.items():
         receiver = there.get(name)
         if receiver is not None:
@@ -220,7 +220,7 @@ def _is_going_on(agent: LocalAgent) -> bool:
 
 
 class World:
-    """One run: its parts, put together."""
+    """One simulated run, which creates its parts and connects them."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class World:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
-        """Return the hosts that froze in time for a plan, or would have."""
+        """Return the hosts that froze in time for a plan, or could still have done so."""
         leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
@@ -295,7 +295,7 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """Return a freeze of the host's present run that it could still have answered: its agents outside turns are frozen."""
+        """Return a freeze that the current run of the host could still have answered, in which all agents outside turns are frozen."""
         run = self.hosts.run_of(frozen.host)
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
@@ -307,14 +307,14 @@ class World:
     # ---- users of the fleet ---------------------------------------------------------------------------------------
 
     def when_running(self, call: Callable[[], None]) -> None:
-        """Schedule a call for when the fleet begins to work."""
+        """Schedule a call for the moment when the fleet begins to work."""
         self.notes.log.on_running.insert(0, call)
 
     def _ask_soon(self) -> None:
         self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """Request a snapshot from the leader now, and periodically from then on."""
+        """Request a snapshot from the leader now, and then periodically."""
         every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -336,20 +336,20 @@ class World:
         return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
-        """Return whether an effect is being called."""
+        """Return whether a call of an effect is in progress."""
         agents = [agent for run in self.hosts.alive() for agent in run.driver.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """Start all hosts of a fleet that has never begun: it needs each host once, even one that left permanently."""
+        """Start all hosts of a fleet that has never begun to work. Such a fleet needs each host once, even one that left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def missing_releases(self) -> list[str]:
-        """Return missing releases, up to the epoch that was the newest complete one at the first call.
+        """Return the missing releases, up to the epoch that was the newest complete epoch at the first call.
 
-        With frequent epochs there is always a newer one.
+        Later epochs are ignored, because with frequent epochs there is always a newer one.
         """
         if self._release_awaited is None:
             self._release_awaited = self.log.canonical.newest_complete()
@@ -385,7 +385,7 @@ class World:
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:
-        """Hit probes that depend on counts of the whole run."""
+        """Mark the probes that depend on counts over the whole run."""
         probes, refused = self.shared.judge.probes, self.shared.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")
