@@ -1,8 +1,8 @@
 """Storage of Microsoft Agent Framework workflow checkpoints in snapline's store (docs/session-stores.md).
 
-A checkpoint is a record with the fields of `WorkflowCheckpoint`; each key of its `state` is a field of its own. A field that a superstep has not
-changed costs only a reference. The framework's own encoding converts values to JSON; it pickles values that JSON cannot represent, and loads
-only allowed types from pickles. The framework's security advice applies here too.
+A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`; each key of its `state` is a separate field. A field that a
+superstep has not changed costs only a reference. The framework's own encoding converts values to JSON, pickles values that JSON cannot
+represent, and loads only allowed types from pickles. The framework's security advice applies here too.
 """
 
 try:
@@ -34,17 +34,17 @@ class SnaplineCheckpointStorage(RecordStoreBase):
     SHELF = "agent-framework"
 
     def __init__(self, records: StoredRecords) -> None:
-        """Internal; use `open`."""
+        """Wrap open records. Internal; use `open`."""
         super().__init__(records)
         self._allowed: frozenset[str] = frozenset()
 
     def allow(self, types: Iterable[str]) -> "SnaplineCheckpointStorage":
-        """Allow these types to be loaded, too; return this object."""
+        """Allow these additional types to be loaded; return this object."""
         self._allowed |= frozenset(types)
         return self
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Save a checkpoint and return its id; raise WorkflowCheckpointException if it could not be loaded again."""
+        """Save a checkpoint and return its id; raise WorkflowCheckpointException if the saved checkpoint could not be loaded."""
         fields = self._fields_of(checkpoint)
         path = (_KIND, checkpoint.workflow_name)
         await in_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})

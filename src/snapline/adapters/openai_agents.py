@@ -1,6 +1,8 @@
-"""Sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md). The SDK is not imported: a session is any object with these methods.
+"""Store sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md).
 
-Each item is one JSON record of a list. `add_items` is atomic.
+This module does not import the SDK, because the SDK accepts any object with these methods as a session.
+
+Each item of a conversation is one JSON record of a list. `add_items` is atomic.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Serve the requests to a member. A request is accepted once, after the service has recorded the epochs that the stamp requires; the answer carries a stamp.
+"""Serve the requests to a member.
+
+A request is accepted once, after the service has recorded the epochs that the stamp requires. The answer carries a stamp.
 
 A request without a stamp comes from outside of the fleet, and is served as usual.
 """

@@ -1,4 +1,6 @@
-"""Connect the threads of a service with the event loop of its member. The loop carries out requests of threads, atomically with the thread's own work.
+"""Connect the threads of a service with the event loop of its member.
+
+The loop carries out the requests of threads, atomically with the thread's own work.
 
 A thread is *inside* from its beginning to its end, except while it waits in a call of the member. The thread's work inside, between two of
 these waits, is one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
@@ -25,7 +27,8 @@ not split a piece. So they require that no thread is inside, although threads ma
     inside for long, and all other threads would wait together with the cut. So the gate is shut for PATIENCE_NS, then open for the same
     time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the
     latest when the gate is shut for longer than a piece takes, and threads can run half of the time.
-- A cut is wanted as long as it is requested. The end of the wish is not reported: the gate assumes it when no request came for LAPSE_NS.
+- A cut is wanted as long as it is requested. The end of a request is not reported: the gate assumes the end when it got no request for
+  LAPSE_NS.
 - Threads cannot be killed. Threads from before a recovery may remain inside; the rollback is complete only when all of them have ended.
 
 The loop's thread calls all methods of the gate. The caller must call `leave` and `end` in one piece with the thread's work: with the call's entry in

@@ -1,28 +1,30 @@
-"""LangGraph's checkpoints and pending writes as entries of an object stream, and their values as its objects.
+"""Store LangGraph's checkpoints and pending writes as entries of an object stream, and their values as objects of the stream.
 
     path (thread, namespace)                 name: id of a checkpoint        object: `CheckpointObject`
     path (thread, namespace, checkpoint)     name: <task>/<index>            object: `WriteObject`
 
 Values
 ------
-A value or item that was saved before costs only a reference. The problem: LangGraph passes the whole value of a channel whenever any part of it has
-changed. Mostly that is a list that has grown by one item, and the same item was saved just before, as the write of the node that created it.
+A value or item that was saved before costs only a reference. The problem: LangGraph passes the whole value of a channel whenever any part
+of the value has changed. Mostly the value is a list that has grown by one item, and that item was saved just before, as the write of the
+node that created it.
 
-So a list is saved as its items, each an object of its own; small items are grouped by 64. A dict is saved as a list of alternating keys and values.
-The value itself is a *list record*: the items' digests, or the number of leading items taken from another record and the items that follow. A chain
-of records is restarted after max(32, n/8) records. So n appended items cost about n references in all, and a read follows a bounded chain. Any
-other value is one object; a very small one is stored inline.
+So each item of a list is saved as a separate object; small items are grouped by 64. A dict is saved as a list of alternating keys and
+values. The list itself is a *list record*. A list record contains the items' digests, or the number of leading items taken from another
+record and the items that follow. A chain of records is restarted after max(32, n/8) records. So n appended items cost about n references in
+all, and a read follows a bounded chain. Any other value is one object; a very small value is stored inline.
 
     item, other value     length of the type's name (1) | type's name | bytes, both as LangGraph's serializer gives them
     list record           MessagePack: kind | items in an object | records before | items taken from the first; references: [base,] items
 
-Only LangGraph's serializer encodes and decodes values. It must encode equal values to equal bytes. A serializer that encrypts does not, so no
-object would be shared (encrypt the store instead).
+Only LangGraph's serializer encodes and decodes values. The serializer must encode equal values to equal bytes. A serializer that encrypts
+does not, so no objects would be shared (encrypt the store instead).
 
 Deletion
 --------
-Checkpoints contain their values, so any of them may be deleted. The exception are graphs with a `DeltaChannel`: most of their checkpoints do not
-contain its value, which is built from the writes of ancestors up to the nearest one with a value. Those ancestors remain.
+Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception. Most of their checkpoints
+do not contain the channel's value, which is built from the writes of ancestors up to the nearest ancestor with a value. These ancestors
+remain.
 """
 
 import contextlib
@@ -76,10 +78,11 @@ SPLIT_BYTES_MIN = 512
 
 LARGE_ITEM_BYTES = 128
 RUN_ITEMS = 64
-"""Number of items in a group. Items that are smaller on average than this are grouped, since a digest each would be as large as they are."""
+"""Number of items in a group. Small items are grouped, since a digest for each item would be as large as the item."""
 
 SAMPLED_ITEMS = 16
-"""Number of leading items that determine the average size, so that the result is stable while a list grows."""
+"""Number of leading items that determine the average size of items. Only leading items count, so that the result is stable while a list
+grows."""
 
 CHAIN_MIN = 32
 CHAIN_PART = 8
@@ -91,7 +94,7 @@ INLINE, BLOB, LIST, DICT = range(4)
 
 
 class SavedValue(msgspec.Struct, frozen=True, gc=False):
-    """A value in the stream, or, for kind `INLINE`, its type and bytes."""
+    """Reference to a value in the stream or, for kind `INLINE`, the value's type and bytes."""
 
     kind: int
     digest: bytes = b""
@@ -109,7 +112,10 @@ class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The bytes of a list record; `depth` 0: it has no base. Items have no references, so the first reference also identifies the base."""
+    """The bytes of a list record.
+
+    With `depth` 0 the record has no base. Items have no references, so the first reference also identifies the base.
+    """
 
     kind: int
     run: int
@@ -266,7 +272,8 @@ def _unpack(packed: bytes) -> tuple[str, bytes]:
 
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""Metadata key in checkpoints of graphs with a `DeltaChannel`: the channels whose value may have to be built from writes of ancestors."""
+"""Metadata key in checkpoints of graphs with a `DeltaChannel`. It contains the channels whose values may have to be built from writes of
+ancestors."""
 
 Version = str | int | float | None
 Channels = dict[str, tuple[Version, SavedValue | None]]
@@ -291,7 +298,7 @@ class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
-    """Checkpoint named by a config; `checkpoint` None: the newest."""
+    """Checkpoint that a config names. `checkpoint` None: the newest checkpoint."""
 
     thread: str
     namespace: str
@@ -406,7 +413,10 @@ def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[s
 
 
 def keep_latest(reader: MetadataReader, objects: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
-    """Delete all but the latest checkpoint of each namespace and the ancestors it is built from. Return the latest ones."""
+    """Delete all checkpoints except the latest of each namespace and the ancestors from which it is built.
+
+    Return the latest checkpoints.
+    """
     latest: dict[Path, str] = {}
     for path in objects.paths(thread):
         names = objects.entries(path)
@@ -471,7 +481,7 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
 
 
 def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
-    """Delete writes for missing checkpoints older than the newest: these were lost in a crash, or deleted."""
+    """Delete writes for missing checkpoints older than the newest one. Such checkpoints were lost in a crash, or deleted."""
     for path in objects.paths(thread):
         if len(path) == 3:
             names = objects.entries(path[:2])

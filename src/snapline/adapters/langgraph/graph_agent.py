@@ -1,12 +1,12 @@
-"""`SnaplineGraphAgent`: a graph of LangGraph as an agent of a fleet.
+"""Run a LangGraph graph as an agent of a fleet (`SnaplineGraphAgent`).
 
-The problem: a graph with its own checkpointer is exact only by itself. If graphs send messages to each other, a failure returns one of them to its
-last checkpoint, while the others have already received messages that it sent later.
+The problem: a graph with its own checkpointer recovers exactly only if it is alone. If graphs send messages to each other, a failure
+returns one graph to its last checkpoint, while other graphs have already received messages that it sent later.
 
-So a graph runs inside the turns of an agent, and the checkpoint from which it continues in the next turn is part of the agent's state
-(`graph_memory.py`). It is in the same cut as everything else, and rolls back with it. Within a turn nothing of the graph is saved: a plain turn is
-atomic, and a durable turn is rerun from its journal, which holds the calls of the graph's nodes (`graph_turns.py`). This has three requirements
-for LangGraph, which uses clocks and threads of its own:
+So a graph runs inside the turns of an agent. The checkpoint from which the graph continues in the next turn is part of the agent's state
+(`graph_memory.py`), so the same cut contains the graph and the rest of the fleet, and both roll back together. Within a turn the graph
+saves nothing: a plain turn is atomic, and a durable turn is rerun from its journal, which contains the calls of the graph's nodes
+(`graph_turns.py`). LangGraph uses clocks and threads of its own, so this design requires three changes:
 
 1. Ids come from the turn. LangGraph derives the ids of checkpoints, and of messages without an id, from the clock and random numbers. A durable turn
    rerun by a recovery would end in a different state. The agent's next turn would then begin with a different state and make its calls again. A saver
@@ -43,14 +43,14 @@ from snapline.errors import FleetDefinitionError, UsageError
 Source = Callable[[], UUID]
 
 drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
-"""Sources of the current turn: ids of checkpoints, which increase, and of messages."""
+"""Id sources of the current turn: for checkpoints, whose ids increase, and for messages."""
 
 
 def replace_sources() -> None:
-    """Patch the sources, if not yet done.
+    """Patch LangGraph's id sources, if not yet done.
 
     Raises:
-        ImportError: this version of LangGraph uses other sources.
+        ImportError: this version of LangGraph uses other id sources.
     """
     if getattr(_checkpoint, "_snapline", False):
         return
@@ -84,7 +84,10 @@ class GraphInput(Message):
 
 
 class GraphResume(Message):
-    """An answer to an interrupt of a graph, or of one of its threads; if `interrupt` is given, to the interrupt with that id only."""
+    """An answer to an interrupt of a graph or of one of its threads.
+
+    If `interrupt` is given, only the interrupt with that id is answered.
+    """
 
     value: Any
     thread_id: str = MAIN
@@ -92,20 +95,20 @@ class GraphResume(Message):
 
 
 class GraphResult(Message):
-    """Result of a graph, and its pending interrupts by id: plain values, in which LangChain messages are dictionaries."""
+    """Result of a graph, and the pending interrupts by id. The values are plain; LangChain messages are dictionaries."""
 
     values: Any
     interrupts: dict[str, Any] = {}  # noqa: RUF012  a struct's default is copied
 
 
 class SnaplineGraphAgent(Agent):
-    """Base of agents that run a graph. A subclass sets it:
+    """Base class of agents that run a graph. A subclass sets the graph:
 
         class Writer(SnaplineGraphAgent):
             graph = builder
 
-    It accepts `GraphInput` and `GraphResume`, and replies with a `GraphResult`. A subclass may have handlers that convert other messages to
-    inputs of the graph, and its results to messages, with `ainvoke` in durable turns or `invoke` in plain ones.
+    The agent accepts `GraphInput` and `GraphResume`, and replies with a `GraphResult`. A subclass may have handlers that convert other
+    messages to inputs of the graph, and its results to messages, with `ainvoke` in durable turns or `invoke` in plain ones.
 
     Attributes:
         graph: a `StateGraph`, or the result of its `compile`, without a checkpointer.
@@ -147,11 +150,11 @@ class SnaplineGraphAgent(Agent):
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> Any:  # what the graph gives
-        """Run the graph within a plain turn, like LangGraph's `invoke`: to its end or an `interrupt`. Its nodes cannot wait.
+        """Run the graph within a plain turn until its end or an `interrupt`, like LangGraph's `invoke`. The graph's nodes cannot wait.
 
         Args:
             input: the graph's input; `Command(resume=…)` answers an interrupt, in any later turn.
-            thread_id: conversation; each one continues from where it ended.
+            thread_id: id of a conversation; each conversation continues from where it ended.
             config: additional LangGraph configuration.
             options: other options of LangGraph's `invoke`, such as `context`.
         """
@@ -167,7 +170,7 @@ class SnaplineGraphAgent(Agent):
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> Any:  # what the graph gives
-        """Run the graph within a durable turn, where nodes may wait: for `durable(…)`, and for the methods of `graph_turn()`."""
+        """Run the graph within a durable turn, in which nodes may wait for `durable(…)` and for the methods of `graph_turn()`."""
         run = self._runner(input, thread_id, config, options)
         thread = SteppedThread(lambda: run(turn))
         turn = self._turn(ctx, thread)
@@ -183,7 +186,7 @@ class SnaplineGraphAgent(Agent):
     def _runner(
         self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
     ) -> Callable[[GraphTurn], Any]:
-        """Return a function that runs the graph on behalf of a turn. It leaves its context variables set."""
+        """Return a function that runs the graph on behalf of a turn. The function leaves its context variables set."""
         compiled, memory = _compiled(type(self)), self.state
         play = _play_async if _has_coroutines(compiled) else _play
 
@@ -205,7 +208,7 @@ class SnaplineGraphAgent(Agent):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as messages hold it: models of Pydantic, such as LangChain messages, become dictionaries."""
+    """Return a value in the form that messages contain. Pydantic models, such as LangChain messages, become dictionaries."""
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -233,7 +236,7 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
 
 @functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
-    """Return whether there is a node that LangGraph's `invoke` cannot run."""
+    """Return whether the graph has a coroutine node, which LangGraph's `invoke` cannot run."""
     graphs = [compiled, *(subgraph for _, subgraph in compiled.get_subgraphs(recurse=True))]
     return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
 

@@ -1,9 +1,11 @@
-"""The checkpoints of an agent's graph as a part of the agent's state.
+"""Store the checkpoints of an agent's graph as a part of the agent's state.
 
-It holds only what the graph needs to continue. That is the newest checkpoint of each thread, those of interrupted subgraphs, and for graphs
-with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel; use snapshots of the fleet for that.
+The state contains only the checkpoints that the graph needs to continue. These are the newest checkpoint of each thread, the checkpoints of
+interrupted subgraphs, and for graphs with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel;
+use snapshots of the fleet instead.
 
-Values are encoded by LangGraph's serializer. A large one is a `Blob`: the agent's checkpoints refer to it until a step of the graph changes it.
+LangGraph's serializer encodes the values. A large value is a `Blob`, to which the agent's checkpoints refer until a step of the graph
+changes it.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,16 +37,16 @@ MAIN = "main"
 """Default thread of a graph."""
 
 BLOB_BYTES_MIN = 4096
-"""Smallest size of a blob: it is a separate part in each checkpoint, with an overhead of some hundred bytes."""
+"""Smallest size of a blob. A blob is a separate part of each checkpoint, with an overhead of some hundred bytes."""
 
 NO_TIME = "1970-01-01T00:00:00+00:00"
-"""Constant time of all checkpoints, so that a rerun turn ends in the same state. Nothing is computed from it."""
+"""Constant timestamp of all checkpoints, so that a rerun turn ends in the same state. No value is computed from the timestamp."""
 
 Typed = tuple[str, bytes]
 
 
 class GraphValue(msgspec.Struct, frozen=True):
-    """A channel's value: its type and bytes, or `large` for many bytes; and the version of the channel that set it."""
+    """A channel's value: type and bytes, or `large` for a blob, and the channel version that set the value."""
 
     version: int
     type: str
@@ -64,7 +66,7 @@ class GraphValue(msgspec.Struct, frozen=True):
 
 
 class GraphCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint; `rest`: its content without the values of its channels."""
+    """A checkpoint of a graph. `rest`: content of the checkpoint without the values of its channels."""
 
     parent: str | None
     metadata: Typed
@@ -81,7 +83,7 @@ class GraphWrite(msgspec.Struct, frozen=True):
 
 
 class GraphNamespace(msgspec.Struct):
-    """The checkpoints of a graph, or of one of its subgraphs, by id, and the pending writes of each."""
+    """The checkpoints of a graph or of one of its subgraphs by id, and the pending writes of each checkpoint."""
 
     checkpoints: dict[str, GraphCheckpoint] = {}
     writes: dict[str, dict[str, GraphWrite]] = {}
@@ -91,8 +93,8 @@ class GraphMemory(msgspec.Struct):
     """The state of a `SnaplineGraphAgent`. Subclasses may add fields.
 
     Attributes:
-        threads: thread → namespace → its checkpoints; the graph's own namespace is "".
-        drawn: number of checkpoint ids drawn so far; the next id is greater than all before.
+        threads: thread → namespace → checkpoints of the namespace; the graph's own namespace is "".
+        drawn: number of checkpoint ids generated so far; the next id is greater than all earlier ids.
     """
 
     threads: dict[str, dict[str, GraphNamespace]] = {}
@@ -101,7 +103,7 @@ class GraphMemory(msgspec.Struct):
     def values(self, thread_id: str = MAIN, serde: SerializerProtocol | None = None) -> dict[str, Any]:
         """Return the graph's values in this state; empty if the thread has not begun. For `stop_when`, invariants and tests.
 
-        A `DeltaChannel` is included only if a snapshot of it is due.
+        The value of a `DeltaChannel` is included only if a checkpoint contains a snapshot of the channel.
         """
         namespace = self.threads.get(thread_id, {}).get("")
         if namespace is None or not namespace.checkpoints:
@@ -120,7 +122,7 @@ class GraphMemory(msgspec.Struct):
 
 
 class GraphMemorySaver(BaseCheckpointSaver[int]):
-    """LangGraph's checkpointer on a `GraphMemory`, for one run of a graph."""
+    """LangGraph checkpointer that stores checkpoints in a `GraphMemory`, for one run of a graph."""
 
     def __init__(self, memory: GraphMemory, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
@@ -180,7 +182,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield the newest checkpoint: no other one exists."""
+        """Yield the newest checkpoint, because the memory contains no other one."""
         newest = None if config is None else self.get_tuple(config)
         if newest is not None:
             yield newest
@@ -222,7 +224,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def settle(self, thread_id: str) -> None:
-        """End a run: delete what later runs do not need, and sort the rest, since the order depends on LangGraph's threads."""
+        """End a run: delete the data that later runs do not need, and sort the rest, since its order depends on LangGraph's threads."""
         namespaces = self._memory.threads.get(thread_id, {})
         remaining = dict[str, GraphNamespace]()
         waiting = set[str]()  # tasks with a pending interrupt
@@ -244,7 +246,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         return GraphNamespace({checkpoint: namespace.checkpoints[checkpoint] for checkpoint in needed}, writes)
 
     def _needed(self, namespace: GraphNamespace) -> Iterator[str]:
-        """Yield the newest checkpoint, and the ancestors from whose writes its delta channels are built."""
+        """Yield the newest checkpoint, and the ancestors from whose writes the delta channels are built."""
         name: str | None = max(namespace.checkpoints)
         missing: set[str] | None = None
         while name in namespace.checkpoints and name is not None and missing != set():
@@ -278,5 +280,8 @@ def _is_own(channel: str) -> bool:
 
 
 def _tasks_of(namespace: str) -> set[str]:
-    """Return the tasks of a namespace: `node:task|node:task`. A subgraph with its own memory has none."""
+    """Return the task ids in a namespace of the form `node:task|node:task`.
+
+    The namespace of a subgraph with its own memory contains none.
+    """
     return {part.partition(":")[2] for part in namespace.split("|") if ":" in part}

@@ -1,12 +1,13 @@
-"""Access of a graph's nodes to the turn that runs the graph.
+"""Give a graph's nodes access to the turn that runs the graph.
 
-A node may use it anywhere, such as deep inside a tool or a model wrapper: the turn is in a context variable, which LangGraph propagates.
-The calls need no `await`, so plain nodes remain plain. The agent's handler awaits what takes time, so it is in the turn's journal.
+A node may use the turn anywhere, such as deep inside a tool or a model wrapper. The turn is in a context variable, which LangGraph
+propagates. The calls need no `await`, so nodes remain plain functions. The agent's handler awaits the slow operations, so the turn's
+journal contains them.
 
-The handler of a durable turn is a coroutine, which the runtime drives; a graph's nodes are plain functions, deep inside LangGraph's loop.
-So the graph runs in a thread of its own that alternates with the handler (`SteppedThread`). When a node needs to await something, it passes the
-awaitable to the handler and blocks until the handler has the result. The handler is blocked while the thread runs: exactly one of the two runs at any
-time, so the handler is as deterministic as one without threads.
+The handler of a durable turn is a coroutine, which the runtime drives. A graph's nodes are plain functions, deep inside LangGraph's loop.
+So the graph runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to await something, it passes
+the awaitable to the handler and blocks until the handler has the result. The handler is blocked while the thread runs. Exactly one of the
+two runs at any time, so the handler is as deterministic as one without threads.
 """
 
 import contextvars
@@ -26,15 +27,15 @@ from snapline.agent_runtime.context import Context
 from snapline.errors import UsageError
 
 SHUTDOWN_S = 5.0
-"""Time for a node to end its work at shutdown. After that the thread is abandoned; it ends with the process at the latest."""
+"""Time for a node to end its work at shutdown. After this time the thread is abandoned; it ends with the process at the latest."""
 
 
 class TurnUndoneError(BaseException):
-    """Raised inside a node whose turn was ended. A BaseException, so that `except Exception` in a node or graph does not catch it."""
+    """The turn of this node was undone. The class is a BaseException, so that `except Exception` in a node or graph does not catch it."""
 
 
 class SteppedThread:
-    """Runs `function` in a thread. The caller awaits `run`; the function calls `wait`."""
+    """Runs `function` in a thread that alternates with a coroutine. The coroutine awaits `run`; the function calls `wait`."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -46,7 +47,7 @@ class SteppedThread:
         self._is_over = False
 
     async def run(self) -> Any:  # the function's own result
-        """Run the function to its end, awaiting each awaitable that it passes. If this coroutine is closed, the thread ends."""
+        """Run the function to its end, and await each awaitable that the function passes. If this coroutine is closed, the thread ends."""
         try:
             awaitable = self._start()
             while awaitable is not None:
@@ -56,7 +57,7 @@ class SteppedThread:
         return self._outcome()
 
     def wait(self, wanted: Awaitable[Any]) -> Any:  # what it comes to
-        """Called in the thread: let the caller await `wanted`, and block until it has the result."""
+        """Let the caller of `run` await `wanted`, and block until the result is available. Called in the thread."""
         with self._waiting:  # serializes threads that a node may have created
             if self._is_over:
                 getattr(wanted, "close", lambda: None)()
@@ -115,11 +116,11 @@ _Result = TypeVar("_Result")
 _running: ContextVar["GraphTurn | None"] = ContextVar("snapline-graph-turn", default=None)
 
 SAVED = "langgraph"
-"""Prefix of a step's result that was encoded by LangGraph's serializer."""
+"""Prefix of a step's result that LangGraph's serializer has encoded."""
 
 
 class GraphTurn:
-    """The turn of an agent that runs a graph. Valid until the graph's run ends.
+    """The turn of an agent that runs a graph. The object is valid until the graph's run ends.
 
     Attributes:
         ctx: the turn's context. Use `send`, `reply`, `emit`, `now`, `random` and `uuid` directly; pass its awaitables to `wait`.
@@ -167,9 +168,9 @@ class GraphTurn:
         retries: int | Sequence[float] = 0,
         durability: str = "log",
     ) -> Any:  # the function's own result
-        """Run external I/O as `Context.step`: a call that has ended is not repeated.
+        """Run external I/O like `Context.step`. A rerun turn does not repeat a call that has ended.
 
-        The result may be anything that LangGraph's serializer supports, such as LangChain messages. A rerun turn does not compare arguments.
+        LangGraph's serializer must support the result, such as LangChain messages. A rerun turn does not compare arguments.
         """
         work = functools.partial(_Saving(function, self._serde), *args)
         options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s}
@@ -185,12 +186,18 @@ class GraphTurn:
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
-        """Return the next checkpoint id: a counter in place of the time in LangGraph's ids (version 6). Ids of one memory are unique and increase."""
+        """Return the next checkpoint id.
+
+        A counter replaces the time in LangGraph's ids (version 6), so ids of one memory are unique and increase.
+        """
         self._memory.drawn += 1
         return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
 
     def message_id(self) -> UUID:
-        """Return an id for a message without one. It is unique among all turns of all agents, since agents send such messages to each other."""
+        """Return an id for a message without an id.
+
+        Ids are unique among all turns of all agents, since agents send such messages to each other.
+        """
         return self.ctx.uuid()
 
 
@@ -198,7 +205,7 @@ def graph_turn() -> GraphTurn:
     """Return the turn that runs this node's graph.
 
     Raises:
-        UsageError: no turn runs it.
+        UsageError: no turn runs the graph.
     """
     turn = _running.get()
     if turn is None:
@@ -209,13 +216,13 @@ def graph_turn() -> GraphTurn:
 def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:  # the function's own result
     """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`): a call that has ended is not repeated.
 
-    If no turn runs the graph, as in a test of the graph alone, it just calls the function.
+    If no turn runs the graph, as in a test of the graph alone, the function is called directly.
     """
     return function(*args) if _running.get() is None else graph_turn().step(name, function, *args, **options)
 
 
 class _Saving:
-    """Function of a step; encodes its result for the journal with LangGraph's serializer."""
+    """Function of a step that encodes its result for the journal with LangGraph's serializer."""
 
     def __init__(self, function: Callable[..., Any], serde: SerializerProtocol) -> None:
         self._function = function

@@ -1,15 +1,16 @@
-"""LangGraph's checkpointer on snapline's store: values that a step has not changed cost only a reference.
+"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed cost only a reference.
 
 A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph names in
-`new_versions`; all others are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object stream, values are its
-objects (`checkpoints.py`). Every change is atomic, and durable when the call returns.
+`new_versions`; all other values are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object
+stream; the values are objects of that stream (`checkpoints.py`). Every change is atomic, and durable when the call returns.
 
-The async methods do the same in threads of the event loop's pool (`in_thread`).
+The async methods call the synchronous methods in threads of the event loop's pool (`in_thread`).
 
-`LateWrites` detects writes by runs whose checkpoints were deleted in the meantime; the saver ignores them. A run that was cancelled, or still runs in a
-thread, may save a checkpoint after its thread was deleted or pruned. The parent of such a checkpoint was deleted, or was ignored itself. A checkpoint
-without a parent begins a new run, or belongs to a thread that is being restored: it is saved. Only this process can have such runs, since one process
-at a time has the stream open. So late writes are detected in memory.
+`LateWrites` detects writes by runs whose checkpoints were deleted in the meantime; the saver ignores such writes. A run that was cancelled,
+or that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of such a
+checkpoint was deleted, or was ignored itself. A checkpoint without a parent begins a new run, or belongs to a conversation that is being
+restored, so it is saved. Only this process can have such runs, since one process at a time has the stream open. So late writes are detected
+in memory.
 """
 
 import contextlib
@@ -53,11 +54,12 @@ from snapline.storage.store.store import Store
 Path = tuple[str, ...]
 
 REMEMBERED_MAX = 4096
-"""Largest number each of deleted threads, runs and ignored checkpoints: late writes come within seconds, and memory stays below 1 MB."""
+"""Largest number each of deleted threads, runs and ignored checkpoints that are remembered. Late writes come within seconds; memory stays
+below 1 MB."""
 
 
 class LateWrites:
-    """Distinguishes late writes from others. Threads may share it."""
+    """Distinguishes late writes from other writes. Threads may share an instance."""
 
     def __init__(self) -> None:
         self._deleted: dict[str, str] = {}
@@ -66,20 +68,20 @@ class LateWrites:
         self._ignored: dict[str, None] = {}
 
     def on_thread_deleted(self, thread: str, newest: str) -> None:
-        """Note that all checkpoints of a thread were deleted; `newest`: the newest of them."""
+        """Record that all checkpoints of a thread were deleted. `newest`: the newest of these checkpoints."""
         _remember(self._deleted, thread, max(newest, self._deleted.get(thread, "")))
 
     def on_pruned(self, path: Path, kept: str) -> None:
-        """Note that checkpoints of a namespace older than `kept` were deleted, except those from which it is built."""
+        """Record that a namespace's checkpoints older than `kept` were deleted, except the ancestors from which `kept` is built."""
         _remember(self._pruned, path, max(kept, self._pruned.get(path, "")))
 
     def on_runs_deleted(self, runs: Collection[str]) -> None:
-        """Note that all checkpoints of these runs are deleted."""
+        """Record that all checkpoints of these runs were deleted."""
         for run in runs:
             _remember(self._runs, run, None)
 
     def on_not_saved(self, checkpoint: str) -> None:
-        """Note that a checkpoint was not saved, since enough newer ones exist."""
+        """Record that a checkpoint was not saved, since enough newer checkpoints exist."""
         _remember(self._ignored, checkpoint, None)
 
     def is_late(
@@ -115,10 +117,10 @@ SHELF = "langgraph"
 """Name of the saver's object stream in its store."""
 
 RECENT_CHECKPOINTS = 1024
-"""Number of checkpoints whose channels are cached, mostly the newest of each running thread."""
+"""Number of checkpoints whose channels are cached; mostly the newest checkpoint of each running thread."""
 
 _STALE_MAX = 10
-"""Largest number of attempts of a change whose references were deleted meanwhile; the second attempt writes everything anew."""
+"""Largest number of attempts of a change whose references were deleted meanwhile. The second attempt writes all values again."""
 
 Writes = list[tuple[str, str, Any]]
 Listed = list[tuple[CheckpointPlace, str, bytes]]
@@ -128,8 +130,8 @@ Listed = list[tuple[CheckpointPlace, str, bytes]]
 class SnaplineSaver(BaseCheckpointSaver[str]):
     """Saves the checkpoints of LangGraph's graphs in a snapline store.
 
-    Create it with `SnaplineSaver.open("folder")`; it is a context manager, synchronous and asynchronous. Threads and event loops may share it.
-    Only one saver in one process may have a folder open.
+    Create a saver with `SnaplineSaver.open("folder")`. The saver is a context manager, synchronous and asynchronous. Threads and event
+    loops may share it. Only one saver in one process may have a folder open.
 
     Every change is atomic, and durable when the method returns. Writes of a run whose thread or checkpoints were deleted or pruned are ignored. A
     cancelled coroutine ends when its change has ended. If the environment names a key (`SNAPLINE_STORE_KEY`), all data is encrypted, and
@@ -139,7 +141,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def __init__(
         self, objects: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
     ) -> None:
-        """Use `open` unless you have an object stream of your own."""
+        """Save into an open object stream. Use `open` unless you have opened an object stream yourself."""
         super().__init__(serde=serde)
         self._objects = objects
         self._codec = ValueCodec(objects)
@@ -160,15 +162,16 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
         Args:
-            location: a folder of the saver's own.
+            location: a folder or URL that only this saver uses.
             serde: LangGraph's serializer of values; None: its `JsonPlusSerializer`.
-            keep_last: number of checkpoints to retain in each thread and namespace; older ones are deleted as new ones come. None: all.
-            keys: None: the keys that the environment names (docs/protection.md).
-            must_exist: do not create the store. Use it if the store must exist already, so that a missing mount is an error.
+            keep_last: number of checkpoints to retain in each thread and namespace. Older ones are deleted when new ones are saved. None:
+                retain all.
+            keys: keys of the store; None: use the keys that environment variables name (docs/protection.md).
+            must_exist: do not create the store. Use this if the store must already exist, so that a missing mount is an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
-            ObjectStreamInUseError: another process, or another saver of this one, has it open.
+            ObjectStreamInUseError: another process, or another saver of this process, has the object stream open.
             UsageError: `keep_last` is below 1, or there can be no store at the location.
             StoreError: the store is encrypted and the key is missing; or the disk failed.
             DamagedDataError: a file is damaged.
@@ -273,7 +276,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Delete all checkpoints of these runs, and their writes. This reads the metadata of every checkpoint in the store.
 
         Raises:
-            UsageError: a remaining checkpoint needs one of them: a `DeltaChannel` is built from ancestors.
+            UsageError: a remaining checkpoint needs a deleted one, because a `DeltaChannel` is built from ancestors.
         """
         change = self._objects.change()
         checkpoints_module.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
@@ -292,7 +295,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         raise NotFoundError(f"thread {source_thread_id!r} is deleted again and again while it is copied")
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete all but the latest checkpoint of each namespace (`keep_latest`), or all (`delete`).
+        """Delete all checkpoints but the latest of each namespace (`keep_latest`), or all checkpoints (`delete`).
 
         For graphs with a `DeltaChannel`, the ancestors from which the latest checkpoint is built remain, too.
         """
@@ -310,7 +313,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint named by a config, or the newest of its thread; None if it does not exist."""
+        """Return the checkpoint that a config names, or the newest of the thread; None if there is no such checkpoint."""
         place = place_of(config)
         for _ in range(
             _STALE_MAX
@@ -331,7 +334,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, newest first; `config` None: those of all threads."""
+        """Yield checkpoints, newest first. `config` None: checkpoints of all threads."""
         yielded = 0
         for place, checkpoint, digest in self._listed(config, before):
             if limit is not None and yielded >= limit:
@@ -401,7 +404,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- internal ----------------------------------------------------------------------------------------------------
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
-        """Yield the channels of the parent; then, if the parent was deleted meanwhile, no channels."""
+        """Yield the channels of the parent, and then no channels, for a second attempt if the parent was deleted meanwhile."""
         digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:
             channels = self._recent.get(digest)

@@ -1,4 +1,7 @@
-"""Plain Ray actors in the cuts of a fleet (docs/ray-actors.md). The contents are imported on demand, since gRPC and Ray load slowly."""
+"""Include plain Ray actors in the cuts of a fleet (docs/ray-actors.md).
+
+The modules are imported on demand, since gRPC and Ray load slowly.
+"""
 
 from typing import TYPE_CHECKING
 

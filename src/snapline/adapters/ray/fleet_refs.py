@@ -1,10 +1,11 @@
-"""The user's object in a cut, and the references that its calls of other members return.
+"""Include the user's object in cuts, and provide the references that its calls of other members return.
 
-A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class runs one
-method at a time in a thread, so that a method may wait in `ray.get`. While it waits for another member, the cut holds the object as it was when the
-method began. After a recovery that method is rerun from there, before any other, with the same calls and answers.
+A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class
+runs one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits for another member, cuts contain the
+object's state from the beginning of the method. After a recovery that method is rerun from this state, before any other method, with the
+same calls and answers.
 
-References are awaited, given to `ray.get`, or dropped, like Ray's own.
+Programs await these references, pass them to `ray.get`, or drop them, like Ray's own references.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ActorCallError(ExternalFailureError):
-    """A call between actors of a fleet without an answer: the fleet was rolled back, or has ended."""
+    """A call between actors of a fleet got no answer, because the fleet was rolled back or has ended."""
 
 
 class RefMember(Protocol):
@@ -40,7 +41,7 @@ class RefMember(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def start(self, work: Any) -> object:
-        """Run this until the fleet rolls back."""
+        """Run a coroutine, which is cancelled when the fleet rolls back."""
 
     def opened(self, response: bytes) -> Any:
         """Return the result of the method, or raise its error."""
@@ -58,7 +59,7 @@ class MethodRun:
     Attributes:
         life: life of the object that the method belongs to.
         method: name of the method.
-        error: set if a call was not made, since the rerun method called something else than before.
+        error: set if a call was not made because the rerun method made a different call than before.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
@@ -71,7 +72,7 @@ class MethodRun:
         self._held.add(reference)
 
     def end(self) -> None:
-        """Leave calls that were not awaited to the member. Raise DivergedCallError if `error` is set."""
+        """Let the member take the answers of calls that were not awaited. Raise DivergedCallError if `error` is set."""
         for reference in list(self._held):
             reference.leave()
         if self.error is not None:
@@ -82,7 +83,7 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
 class FleetRef(NotCapturable):
-    """See the module. It can be awaited once, by the method that made the call or its tasks. If it is dropped, the member takes the answer.
+    """Reference to the result of a call. The method that made the call, or one of its tasks, can await the reference once. If it is dropped, the member takes the answer.
 
     Attributes:
         error: reason why the call was not made.
@@ -91,7 +92,7 @@ class FleetRef(NotCapturable):
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
     def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
-        """`make`: makes the call, in the member's loop. `what`: description of the call for errors."""
+        """Create the reference. `make` makes the call in the member's loop. `what`: description of the call for errors."""
         self.error: Exception | None = None
         self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
@@ -129,7 +130,7 @@ class FleetRef(NotCapturable):
         return self._member.opened(response)
 
     def leave(self) -> None:
-        """Leave the answer to the member."""
+        """Let the member take the answer."""
         if self._call is not None and not self._is_awaited and not self._is_left:
             self._is_left = True
             self._member.start(_taken(self._call))
@@ -149,7 +150,7 @@ async def _taken(call: "MemberCall") -> None:
 
 
 def is_in(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether the caller runs in the loop."""
+    """Return whether the caller runs in this event loop."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -159,7 +160,7 @@ def is_in(loop: asyncio.AbstractEventLoop) -> bool:
 def ray_get(
     plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return `ray.get` extended to calls of members. `waits` gets the name of the method that waits."""
+    """Return a version of `ray.get` that also accepts references of members. `waits` is called with the name of the method that waits."""
 
     def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         if isinstance(object_refs, FleetRef):
@@ -186,15 +187,16 @@ def ray_get(
 
 
 FIRST_LOOK_S = 0.005
-"""Pause between two checks, after a recovery, whether the interrupted method was called again; its caller needs milliseconds for that."""
+"""Pause between two checks, after a recovery, whether the interrupted method was called again. The caller repeats the call within
+milliseconds."""
 
 
 class NotCapturableError(SnaplineError):
-    """A method waits, and the object's state at its beginning was not saved."""
+    """A capture is impossible: a method waits, and the object's state at the beginning of the method was not saved."""
 
 
 class Outcome:
-    """Value or error of a method; `lines`: traceback of the error."""
+    """Value or error of a method. `lines`: traceback of the error."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -203,15 +205,16 @@ class Outcome:
 
 
 class ActorLife:
-    """An object between two recoveries. If a method of an earlier life still runs in its thread, it changes a discarded object.
+    """The user's object between two recoveries. A method of an earlier life that still runs in its thread changes only a discarded object.
 
     Attributes:
         made: the user's object.
-        turn: lock held by a method of a class without async methods while it runs.
-        is_computing: such a method runs in its thread.
-        waits_unkept: a method waits for another member and will be rerun after a recovery, but `before` is unknown.
+        turn: lock that a method of a class without async methods holds while it runs.
+        is_computing: such a method is running in its thread.
+        waits_unkept: a method waits for another member and would be rerun after a recovery, but `before` is unknown.
         before: state of the object at the beginning of the method that will be rerun.
-        first: request whose method was waiting in the cut that this life begins with. It must run first, or it would make other calls than before.
+        first: request whose method was waiting in the cut that this life begins with. The method must run first; otherwise it could make
+            different calls.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -222,7 +225,10 @@ class ActorLife:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread. `is_computing` is reset atomically with the caller's continuation. If cancelled it waits for the thread."""
+        """Run the function in a thread.
+
+        `is_computing` is reset atomically with the caller's continuation. A cancelled caller waits for the thread.
+        """
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, function)
         self.is_computing = True
@@ -235,7 +241,7 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """Wait in `ray.get` on behalf of the method in the thread. It computes again, atomically, when the last answer is taken.
+        """Wait in `ray.get` on behalf of the method in the thread. The method counts as computing again in the step that takes the last answer.
 
         Raises:
             Exception: the error raised by the called method; Ray's GetTimeoutError.
@@ -265,7 +271,7 @@ class RecoverableActor:
         life: current life of the object.
         is_threaded: its class has no async methods.
         begun: the ledger's `CallLedger.begun`, once the ledger exists.
-        restored: called when the object was restored from a cut.
+        restored: function that is called when the object was restored from a cut.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
@@ -281,7 +287,7 @@ class RecoverableActor:
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the state. Raises SnaplineError if not possible now; a later epoch is tried."""
+        """Return the object's state. Raises SnaplineError if a capture is not possible now; then a later epoch is tried."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(
@@ -304,7 +310,7 @@ class RecoverableActor:
         """Do nothing."""
 
     def ready(self) -> bool:
-        """Return whether no thread computes."""
+        """Return whether a cut may be taken, which requires that no method computes in a thread."""
         return not self.life.is_computing
 
     def _image(self) -> bytes:
@@ -313,10 +319,10 @@ class RecoverableActor:
     # ---- methods ----------------------------------------------------------------------------------------------------
 
     async def run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a method and return its result. Calls that it has not awaited are left to the member.
+        """Run a method and return its result. The member takes the answers of calls that the method has not awaited.
 
         Raises:
-            DivergedCallError: the method was rerun and made other calls than before.
+            DivergedCallError: the method was rerun and made different calls than before.
             Exception: the error raised by the method.
         """
         run = MethodRun(self.life, method)
@@ -358,7 +364,7 @@ class RecoverableActor:
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method for a member; an error of the method is part of the outcome. Raises DivergedCallError."""
+        """Run a method that a member has called. An error of the method is part of the outcome. Raises DivergedCallError."""
         try:
             return Outcome(await self.run(method, args, kwargs))
         except DivergedCallError:
@@ -368,7 +374,7 @@ class RecoverableActor:
 
 
 def _fill(made: object, state: Any) -> None:
-    """Set an object's state as pickle does."""
+    """Set an object's state in the same way as pickle."""
     setstate = getattr(made, "__setstate__", None)
     if setstate is not None:
         if state is not None:

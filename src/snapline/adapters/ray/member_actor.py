@@ -4,11 +4,12 @@
     @in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
     class Bank: …
 
-The decorator makes the actor of this process a member of the fleet (`MemberActor`): all calls from and to the actor pass through it. The member runs in
-the event loop in which Ray runs async methods. It starts with a call that the actor's process makes to its own actor: otherwise a restarted actor
-would get no call before its fleet has recovered.
+The decorator makes the actor of this process a member of the fleet (`MemberActor`). All calls from and to the actor pass through the
+member. The member runs in the event loop in which Ray runs async methods. The actor's process starts the member with a call to its own
+actor. Otherwise a restarted actor would get no call before its fleet has recovered.
 
-Ray replaces gRPC: `ActorChannel` implements the channel interface that `MemberChannel` uses, by calls to an actor that is found by name.
+Ray replaces gRPC: `ActorChannel` implements the channel interface that `MemberChannel` uses, with calls to an actor that is looked up by
+name.
 """
 
 import asyncio
@@ -48,17 +49,18 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.security.transport import Security
 
 Served = tuple[bytes, int, str, bytes]
-"""Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp (empty: none)."""
+"""Result of a call to a member's actor: the response, gRPC's status code (0: success), its details, and the stamp of the answer (empty:
+none)."""
 
 
 class ActorChannel:
-    """Calls one actor of the fleet, whatever process it runs in."""
+    """Calls one actor of the fleet, in whichever process the actor currently runs."""
 
     def __init__(self, name: str, names: ActorNames) -> None:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """Return a callable for this method, with requests and responses in bytes."""
+        """Return a callable for this method, which takes and returns bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
@@ -80,7 +82,7 @@ class ActorAttempt:
     __slots__ = ("_future", "_name", "_names", "_stamp")
 
     def __init__(self, names: ActorNames, name: str, reference: Any) -> None:
-        """`reference`: Ray's reference to the answer; None: the actor does not exist now."""
+        """Wrap Ray's `reference` to the answer, which is None if the actor does not exist now."""
         self._names, self._name = names, name
         self._stamp = b""
         if reference is not None:
@@ -107,7 +109,7 @@ class ActorAttempt:
         return _trailing(self._stamp)
 
     def cancel(self) -> bool:
-        """Stop waiting for the call; the actor's work is not stopped."""
+        """Stop waiting for the call. The actor's work is not stopped."""
         return self._future.cancel()
 
 
@@ -122,11 +124,12 @@ def _error(code: grpc.StatusCode, details: str, stamp: bytes) -> grpc.aio.AioRpc
 log = logging.getLogger("snapline.ray")
 
 REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
-"""Options of a method → required value: other values are not supported for calls within a fleet."""
+"""Option of a method → only value that is supported for calls within a fleet."""
 
 
 BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
-"""Time limit of the call that a process makes to its own actor, and pause before it is repeated. It is answered in milliseconds, or lost."""
+"""Time limit of the call that a process makes to its own actor, and pause before the call is repeated. The call is answered in milliseconds
+or lost."""
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
@@ -139,7 +142,7 @@ class FleetTerms(msgspec.Struct, frozen=True):
 
 
 class MemberActor:
-    """The only actor of this process.
+    """The actor of this process as a member of the fleet.
 
     Attributes:
         loop: Ray's event loop; set by the first call.
@@ -148,7 +151,7 @@ class MemberActor:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, terms: FleetTerms, make: Callable[[], object]) -> None:
-        """Called by Ray, with a function that creates the user's object.
+        """Create the member. Ray calls this with a function that creates the user's object.
 
         Raises:
             UsageError: no agent of the fleet has the actor's name.
@@ -175,7 +178,7 @@ class MemberActor:
     # ---- lifecycle ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> Member:
-        """Start the member in this loop."""
+        """Start the member in the running event loop."""
         if self._member is not None:
             return self._member
         terms, ray = self._terms, load_ray()
@@ -215,7 +218,7 @@ class MemberActor:
             task.cancel()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> object:
-        """See `RefMember`."""
+        """Implement `RefMember`."""
         return self.begin().start(work)
 
     # ---- incoming calls ------------------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ class MemberActor:
         return response, 0, "", context.stamp
 
     async def serve_external(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Serve a call of a caller that is no member.
+        """Serve a call of a caller that is not a member.
 
         Raises:
             ActorCallError: the fleet was rolled back, or has ended.
@@ -295,7 +298,10 @@ class MemberActor:
             member.ledger.forget(ids)
 
     async def _report_finished(self) -> None:
-        """Report calls given up in a recovery at once, not only with the next call, since an interrupted method may be waiting for one of them."""
+        """Report calls that were given up in a recovery at once.
+
+        Reporting with the next call would be too late for a method that waits for one of them.
+        """
         member = self.begin()
         for name in self._channels:
             while ids := member.ledger.finished_calls_for(name):
@@ -309,7 +315,7 @@ class MemberActor:
     # ---- outgoing calls ------------------------------------------------------------------------------------------------
 
     def called(self, invocation: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """Make a call to a method of an actor from this process; `invocation` is Ray's own call.
+        """Call a method of an actor from this process. `invocation` is Ray's own call function.
 
         Raises:
             UsageError: an argument or option is not supported within a fleet, or the call is made by the constructor.
@@ -346,7 +352,7 @@ class MemberActor:
         return FleetRef(self, run, make, f"{method} of actor {target!r}")
 
     def opened(self, response: bytes) -> Any:
-        """See `RefMember`."""
+        """Implement `RefMember`."""
         is_well, *values = unpacked(response, self._names)
         if is_well:
             return values[0]
@@ -364,7 +370,7 @@ class MemberActor:
 
 
 class ServedByRay:
-    """Completion data set by a call's handler, in addition to the response.
+    """Data that a call's handler sets in addition to the response, in the form of a gRPC context.
 
     Attributes:
         stamp: stamp of the answer; empty if there is none.
@@ -376,7 +382,7 @@ class ServedByRay:
         """Return None: methods of actors set no status code."""
 
     def set_trailing_metadata(self, trailing: Any) -> None:
-        """Take the stamp out of the trailing metadata."""
+        """Read the stamp from the trailing metadata."""
         self.stamp = dict(trailing).get(ANSWER_KEY, b"")
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
@@ -389,18 +395,18 @@ _here: list[MemberActor] = []
 
 
 def here() -> MemberActor | None:
-    """Return the actor of this process if it is in a fleet."""
+    """Return the member of this process, or None if the process has no actor of a fleet."""
     return _here[0] if _here else None
 
 
 def changed(value: object = None) -> None:
-    """Declare that the calling async method must not be rerun after a recovery; call it atomically with the change of state, before further calls.
+    """Declare that the calling async method must not be rerun after a recovery. Call this atomically with the change of state, before further calls.
 
-    `value`: result for the caller after a recovery.
+    `value`: result that the caller of the method gets after a recovery.
 
     Raises:
         DivergedCallError: the method was rerun, and has made fewer calls than before.
-        UsageError: the caller is no async method of an actor in a fleet.
+        UsageError: the caller is not an async method of an actor in a fleet.
     """
     actor = here()
     if actor is None:
@@ -419,7 +425,7 @@ def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _begun(actor: Any) -> None:
-    """Repeat the call until it is answered: while Ray restarts an actor, calls of its own process are lost, too."""
+    """Repeat the call until it is answered. While Ray restarts an actor, even calls from the actor's own process are lost."""
     ray = load_ray()
     while True:
         try:
@@ -467,15 +473,16 @@ def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
 def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
     """Make a class whose actors are part of this fleet's cuts and roll back with it. Apply it beneath `@ray.remote`.
 
-    An actor's Ray name is its agent's id. Ray still creates, calls, restarts and kills it.
+    The actor's name in Ray is the id of its agent. Ray still creates, calls, restarts and kills the actor.
 
     Args:
-        fleet: the same fleet for all its actors; their agents are `ServiceAgent`s, each placed on a host of its name.
+        fleet: definition of the fleet, the same for all its actors. The agents are `ServiceAgent`s, each placed on a host with the agent's
+            name.
         coordinator, store: as for `snapline host run`.
-        security: as for a host; without it everything runs on one machine.
+        security: as for a host; without it all processes must run on one machine.
 
     Raises:
-        UsageError: the decorated object is no plain class, or has a method that a cut cannot hold.
+        UsageError: the decorated object is not a plain class, or has a method that a cut cannot include.
     """
     terms = FleetTerms(fleet, coordinator, store, security)
     if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
@@ -490,7 +497,7 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
 
 
 def _joined(kind: type, terms: FleetTerms) -> type:
-    """Return the class that is passed to Ray. Its objects hold the member, which holds the user's object."""
+    """Return the class that is passed to Ray. Its objects contain the member, which contains the user's object."""
 
     constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
 
@@ -522,7 +529,7 @@ def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
     """Yield the methods that can be called from outside.
 
     Raises:
-        UsageError: a cut cannot hold one of them.
+        UsageError: a cut cannot include one of the methods.
     """
     for name, function in inspect.getmembers(kind, inspect.isroutine):
         if name.startswith("_") and name != "__call__":
@@ -548,7 +555,10 @@ def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy the name and signature of the user's function, but no `__wrapped__`: Ray would follow it and change the user's function."""
+    """Copy name and signature of the user's function, without `__wrapped__`.
+
+    Ray would follow `__wrapped__` and change the user's function.
+    """
     functools.update_wrapper(made, function)
     made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says
     del made.__wrapped__  # type: ignore[attr-defined]  # of update_wrapper

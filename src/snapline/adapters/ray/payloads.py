@@ -1,7 +1,7 @@
-"""Encoding of arguments, answers and states of actors. Values that JSON reproduces exactly are JSON; all others are pickled like in Ray.
+"""Encode arguments, answers and states of actors. Values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
 
-Actors of the fleet are stored by name, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of the current actor of
-that name. In JSON a handle is {"ray actor": name}.
+Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
+the current actor of that name. In JSON a handle is {"ray actor": name}.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ class ActorNames:
         return handle
 
     def forget(self, name: str) -> None:
-        """Forget an actor that has ended permanently: its name may be reused later."""
+        """Forget an actor that has ended permanently, because its name may be reused later."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """Look up all handles again, after a recovery. Handles of a former actor still map to its name."""
+        """Look up all handles again after a recovery. Handles of a former actor still map to the actor's name."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
@@ -70,13 +70,13 @@ ACTOR = "ray actor"
 
 
 class NotCapturable:
-    """Base of objects that belong to this process; they cannot be captured, and their error says how to proceed."""
+    """Base class of objects that belong to this process and cannot be captured. The error for such an object says how to proceed."""
 
     unkeepable = ""
 
 
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
-    """Encode a value. `is_compared`: equal values should give equal bytes in every process. A pickle can guarantee that only in part: shared strings
+    """Encode a value. `is_compared`: equal values should give equal bytes in every process. Pickles fulfil this only in part, because shared strings
     and the order of sets depend on the process.
 
     Raises:
@@ -93,10 +93,10 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """Return an actor's object, encoded from its `__getstate__`.
+    """Return the encoded state of an actor's object, taken from `__getstate__`.
 
     Raises:
-        EncodingError: it cannot be saved; names the attribute.
+        EncodingError: the state cannot be saved. The message names the attribute.
     """
     try:
         return packed(state, names)
@@ -116,7 +116,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """Decode a value. This executes the code in pickles."""
+    """Decode a value. Decoding executes code in pickles."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -127,7 +127,10 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly. An object that occurs in two places would be decoded as two."""
+    """Return whether JSON reproduces the value exactly.
+
+    It does not if an object occurs in two places, since JSON would decode two objects.
+    """
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
         return True
@@ -172,7 +175,7 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
 
 @cache
 def _pickling() -> tuple[Any, Any]:
-    """Return classes that pickle and unpickle like Ray, and store actors by name. Ray is imported here, on demand."""
+    """Return a pickler and an unpickler class that work like Ray's but store actors by name. Ray is imported on demand."""
     ray = load_ray()
     base: Any = import_module("ray.cloudpickle").CloudPickler
 
