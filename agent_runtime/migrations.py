@@ -1,4 +1,4 @@
-"""Migration of states of older versions of an agent's class: finding and running the steps to the current version.
+"""Migration of states that older versions of an agent's class saved: finds and runs the steps to the current version.
 
 *Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the versions of a class's state. A function marked
 `@migrates(Worker, from_version=3)` converts plain data of version 3 to plain data of version 4.
@@ -6,24 +6,25 @@
 *Plain data* is MessagePack data without declared types: records are dicts, sets and tuples are lists, enums are their values, UUIDs are text,
 histories are lists, blobs are bytes, and arrays stay arrays. So a step does not need the old class.
 
-*Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process, in a
-worker thread, before any agent runs. A fleet is restored to a recovery line as a whole, so a line is also checked as a whole:
+*Model.* A step is a pure function: a step may run again (each recovery to the same checkpoint runs it), in another process, in a worker
+thread, or before any agent runs. A fleet is restored to a recovery line as a whole, so a recovery line is also checked as a whole:
 
-1. `plan_migration` for every checkpoint of the line on a host. Planning runs and decodes nothing. It refuses errors that a retry cannot fix: a
-   version newer than the class, a missing step, different fields under one version.
-2. `load_state` for each, once all have a plan. Each step runs once, in order, on data that nobody else holds.
+1. `plan_migration` for every checkpoint of the line on a host. Planning runs no step and decodes no state. Planning detects errors that a
+   retry cannot fix: a version newer than the class, a missing step, different fields under one version.
+2. `load_state` for each checkpoint, once all have a plan. Each step runs once, in order, on data that no other code references.
 3. Only then are agents installed. If anything fails, no agent is installed, and the host ends (`MigrationError`): the plan waits for a host with
    matching code.
 
-*Results of steps* are treated like states after a handler: they are encoded, and decoded as the declared type, with the hooks that read checkpoints.
-So they may hold sets, enums, records and NumPy numbers, and values that could not be saved again are refused. A list becomes a history if the field
-declares one. Arrays are copied only if their memory has another owner, or is used twice.
+*Results of steps* are treated like states after a handler: they are encoded, and decoded as the declared type, with the hooks that read
+checkpoints. So results may contain sets, enums, records and NumPy numbers, and values that could not be saved again are refused. A list
+becomes a history if the field declares one. Arrays are copied only if their memory has another owner, or is used twice.
 
-*Inheritance.* Versions are counted by the class that sets `state_version`. A subclass that does not set it takes part in the
-count of its base and has its steps, or overrides them. One that sets it counts on its own and has none of them: a step for
-another class's version 3 must not run by accident.
+*Inheritance.* Versions are counted by the class that sets `state_version`. A subclass that does not set `state_version` shares the versions
+of its base class, and inherits or overrides the base's steps. A subclass that sets it has versions of its own and inherits no steps, since
+a step for another class's version 3 must not run by accident.
 
-Carries: part of G3 (a restored state is one that was saved, or its migration) and of G11 (nothing is used before all of it has been checked).
+Carries: part of G3 (a restored state is a saved state or its migration) and part of G11 (no data is used before all of it has been
+checked).
 """
 
 import inspect
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STEPS = "__snapline_migrations__"
-"""Attribute of an agent class: version → the function that leads to the next one. In the class's own `__dict__` only."""
+"""Name of an agent class's attribute that maps a version to the function that leads to the next version. The attribute is looked up only in
+the class's own `__dict__`."""
 
 _KEPT_EXTENSION = 127
 """Extension code for an array in bytes that never leave this module: its index in a list."""
@@ -65,9 +67,9 @@ _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 
 
 class MigrationError(EncodingError):
-    """A saved state cannot be migrated to the current version of its class. Nothing is lost: with the right code the fleet continues.
+    """A saved state cannot be migrated to the current version of its class. No data is lost: with the right code the fleet continues.
 
-    So this error ends the host with the wrong code, like other usage errors, and not the fleet.
+    So this error ends only the host with the wrong code, like other usage errors, and not the fleet.
     """
 
     exit_code = 2
@@ -84,7 +86,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     """Plan that migrates the state of one checkpoint to the current version of its class.
 
     Attributes:
-        agent: its id.
+        agent: the agent's id.
         agent_class: current class of the agent.
         steps: steps to run, in order; empty if the state has the current version.
     """
@@ -94,7 +96,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     steps: tuple[MigrationStep, ...] = ()
 
     def describe(self, step: MigrationStep) -> str:
-        """Name a step and the agent that it was for."""
+        """Return a text that names a step and the agent for which it ran."""
         versions = f"from version {step.from_version} to {step.from_version + 1}"
         name = getattr(step.function, "__qualname__", repr(step.function))
         return f"the migration of {self.agent_class.__qualname__} {versions} ({name}), run for agent {self.agent!r},"
@@ -109,8 +111,8 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
         @snapline.migrates(Worker, from_version=3)
         def split_name(state: dict) -> dict: ...
 
-    The function takes the plain data of a state of `from_version`, which it may change, and returns that of `from_version + 1`. It must be pure: it
-    runs at each restore of such a checkpoint. One function may serve several classes.
+    The function gets the plain data of a state of `from_version`, which it may change, and returns the plain data of `from_version + 1`.
+    The function must be pure, since it runs at each restore of such a checkpoint. One function may serve several classes.
 
     Raises:
         FleetDefinitionError: the step already exists, no version follows it, or the function is not a valid step.
@@ -143,7 +145,7 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
 
 
 def _check_function(function: object, class_name: str) -> None:
-    """Refuse a function that would not return a state when it is called with one."""
+    """Refuse a function that cannot be called with one state and return another."""
     if not callable(function):
         raise FleetDefinitionError(f"a migration of {class_name} is {function!r}: mark a function")
     name = getattr(function, "__qualname__", repr(function))
@@ -163,7 +165,7 @@ def _check_function(function: object, class_name: str) -> None:
 
 
 def steps_of(agent_class: type[Agent]) -> dict[int, Callable[[Any], Any]]:
-    """Return the steps that hold for a class: its own, and those of the bases that count versions with it."""
+    """Return the steps that apply to a class: its own, and those of base classes that share its versions."""
     steps: dict[int, Callable[[Any], Any]] = {}
     for base in agent_class.__mro__:
         for version, function in base.__dict__.get(_STEPS, {}).items():
@@ -177,7 +179,7 @@ def check_steps(agent_class: type[Agent]) -> None:
     """Refuse a class whose steps, from the first existing one, do not lead to its version.
 
     Raises:
-        FleetDefinitionError: a step is missing; names the first one.
+        FleetDefinitionError: a step is missing; the message names the first missing step.
     """
     steps, version = steps_of(agent_class), state_version_of(agent_class)
     missing = _first_missing(steps, min(steps, default=version), version)
@@ -207,10 +209,10 @@ def _decorator(agent_class: type[Agent], from_version: int) -> str:
 
 
 def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> MigrationPlan:
-    """Plan the migration of a saved state to the current class. Runs and decodes nothing.
+    """Plan the migration of a saved state to the current class. The function runs no step and decodes no state.
 
     Raises:
-        MigrationError: there is no migration; names the agent, the versions, the fields that differ, and the step to write.
+        MigrationError: there is no migration; the message names the agent, the versions, the fields that differ, and the step to write.
     """
     saved, version = checkpoint.state_version, state_version_of(agent_class)
     where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
@@ -242,7 +244,7 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Mig
 
 
 def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
-    """Describe how two versions of a state's fields differ; empty if they do not."""
+    """Describe how two versions of a state's fields differ; empty if the fields are the same."""
     changes = [f"{name}: {saved[name]} is gone" for name in saved if name not in declared]
     changes += [f"{name}: {declared[name]} is new" for name in declared if name not in saved]
     changes += [
@@ -259,13 +261,13 @@ def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
 def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> RestoredState:
     """Return the state of a checkpoint as its class now declares it, and the table of its chunks.
 
-    After a migration the table is empty: parts may differ from the stored ones, and the next capture is a full one.
+    After a migration the table is empty: parts may differ from the stored parts, so the next capture is a full one.
 
     Args:
-        contents: checked bytes of each part of the checkpoint, in buffers that become the state's.
+        contents: checked bytes of each part of the checkpoint, in buffers whose ownership passes to the state.
 
     Raises:
-        MigrationError: the state does not decode, or a step failed; names the agent and the step.
+        MigrationError: the state does not decode, or a step failed; the message names the agent and the step.
         DamagedDataError: a part is damaged.
     """
     if plan.steps:
@@ -303,14 +305,14 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
 
 
 def _plain_extension(code: int, data: memoryview) -> object:
-    """Decode an extension as for a state, but histories are lists and blobs bytes, whose types are not known yet."""
+    """Decode an extension as in a state, but decode histories to lists and blobs to bytes, since their types are not known yet."""
     if code == HISTORY_EXTENSION:
         return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
     return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)
 
 
 def _plain(value: Any) -> Any:
-    """Replace histories and blobs, which need their types, by lists and bytes. Not in keys: these cannot be there."""
+    """Replace histories and blobs, which need their types, by lists and bytes. Keys are skipped, since they cannot contain such values."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) is list:
@@ -324,7 +326,7 @@ def migrate(plan: MigrationPlan, plain: object) -> object:
     """Run all steps of a plan; return plain data of the class's version. The steps may change `plain`.
 
     Raises:
-        MigrationError: a step raised, or returned None; names the step and the agent.
+        MigrationError: a step raised, or returned None; the message names the step and the agent.
     """
     for step in plan.steps:
         try:
@@ -341,7 +343,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
     """Convert the plain data of the last step to a state of the plan's class.
 
     Raises:
-        MigrationError: the state cannot be saved, or is not what the class declares.
+        MigrationError: the state cannot be saved, or does not have the types that the class declares.
     """
     known = agent_type(plan.agent_class)
     arrays = _Arrays()
@@ -359,7 +361,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
 
 
 def _as_declared(declared: Any, value: object) -> object:
-    """Decode types that msgspec does not know. Lists may become histories, and bytes blobs."""
+    """Decode types that msgspec does not know: lists may become histories, and bytes may become blobs."""
     origin = getattr(declared, "__origin__", declared)
     name = (getattr(origin, "__module__", ""), getattr(origin, "__qualname__", ""))
     if name == (HISTORY_MODULE, "History") and type(value) is list:
@@ -378,10 +380,10 @@ class _Arrays:
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray[Any, Any]] = []
-        self._owners: dict[int, object] = {}  # by id; kept alive, so that no id is reused
+        self._owners: dict[int, object] = {}  # arrays by id; they are kept alive, so that no id is reused
 
     def put(self, value: object) -> object:
-        """Encode an array, as the encoder's hook."""
+        """Encode an array; the encoder calls this as its hook."""
         numpy = numpy_if_loaded()
         if numpy is None or not isinstance(value, numpy.ndarray):
             return encode_value(value)
@@ -390,11 +392,11 @@ class _Arrays:
         return msgspec.msgpack.Ext(_KEPT_EXTENSION, str(len(self._arrays) - 1).encode())
 
     def get(self, code: int, data: memoryview) -> object:
-        """Decode an array, as the decoder's hook."""
+        """Decode an array; the decoder calls this as its hook."""
         return self._arrays[int(bytes(data))] if code == _KEPT_EXTENSION else _plain_extension(code, data)
 
     def _owned(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """Return the array, or a copy if it is a part of another one, is here already, or may not be written."""
+        """Return the array, or a copy if the array is part of another one, was returned before, or is read-only."""
         import numpy
 
         owner = array

@@ -67,7 +67,7 @@ def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) 
 
 
 def _skip(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
-    """Return the begin and end of a field's value."""
+    """Return the start and end of a field's value."""
     if wire == _VARINT:
         return at, _read_varint(data, at, end)[1]
     size, start = (8 if wire == _FIXED_64 else 4, at) if wire in (_FIXED_64, _FIXED_32) else (0, at)
@@ -104,19 +104,20 @@ def _shape_of(kind: Any) -> _Shape:
 
 
 FRAME_ITEMS_MAX = 512
-"""Items per frame: the most that a marker waits behind. Throughput is 272 k items/s, against 349 k/s with 2,048 items."""
+"""Largest number of items per frame, behind which a marker may have to wait. Throughput is 272 k items/s, against 349 k/s with 2,048
+items."""
 
 FRAME_BYTES_MAX = 256 * 1024
-"""Payload bytes per frame; only a single larger payload exceeds it."""
+"""Largest number of payload bytes per frame; only a single larger payload exceeds this size."""
 
 LARGE_BYTES = 64 * 1024
-"""A payload of this size or more gets its own frame: batching it gains nothing and delays its neighbours."""
+"""A payload of this size or more gets its own frame, since batching it gains nothing and delays other items."""
 
 LARGE_ITEMS = FRAME_ITEMS_MAX // 2
 """Number of items that makes a frame large, whatever their size."""
 
 CREDITS_MAX = 4096
-"""Channel credits per frame, about 40 KB; further ones wait for the next frame."""
+"""Largest number of channel credits per frame, about 40 KB; further credits wait for the next frame."""
 
 LZ4_BYTES_MIN = 4096
 """Smallest body that is worth compressing."""
@@ -135,7 +136,7 @@ NUMBERS_MAX = 2 * CREDITS_MAX + 3 * FRAME_ITEMS_MAX
 """Limits of a frame: its entries (payloads, piggybacks and others), and the numbers in its columns."""
 
 MARKER_CHANNELS_MAX = 32_768
-"""Channels per marker item, so that it stays below half a part; a larger marker is sent in several items."""
+"""Largest number of channels per marker item, so that the item stays below half a part. A larger marker is sent in several items."""
 
 _LZ4_RATIO_MAX = 255
 """Largest expansion of an lz4 block; a larger stated size is false."""

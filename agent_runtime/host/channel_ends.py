@@ -1,6 +1,7 @@
-"""The part of a host core that knows both ends of channels: making, opening, finding the receiver, and closing when one end is gone.
+"""Channel ends, a part of the host core: makes and opens both ends of channels, locates receivers, and closes channels when one end has
+left.
 
-Messages leave their agents here (`Outlets`): at once, or parked until the channel has credit and the link room.
+Messages leave their agents here (`Outlets`): either at once, or after being parked until the channel has credit and the link has room.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,36 +21,37 @@ from snapline.messages import host_messages as msg
 
 
 class OutboxReleaser(Protocol):
-    """Interface that channel ends need of the outlets."""
+    """Interface that channel ends need from the outlets."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Send parked messages as far as credit and room allow."""
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Handle an outbox that holds less than before."""
+        """Handle an outbox that has become smaller."""
 
 
 class CreationBuffer(Protocol):
-    """Interface that channel ends need of the membership."""
+    """Interface that channel ends need from the membership part."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep this for a receiver that is just being created here; return whether it is. None: its channel opened."""
+        """Keep this message for a receiver that is being created on this host, and return whether it was kept. None stands for the opening
+        of the receiver's channel."""
 
 
 class ReplyWaitNotifier(Protocol):
-    """Interface that channel ends need of the durable turns."""
+    """Interface that channel ends need from the part for durable turns."""
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """End the wait for a reply of `callee`: there is no such agent, or no longer."""
+        """End the wait for a reply from `callee`, which does not exist or has left."""
 
 
 class ChannelEnds:
-    """Channels of this host's agents.
+    """Ends of the channels of this host's agents.
 
     Attributes:
         ending: departed sender → receiver → inlet whose messages are not all consumed yet.
         locating: number of an open query to the coordinator → agents to locate.
-        held: sender → its channel ends on links that it may not use until it has recorded.
+        held: sender → its channel ends on links that the sender may not use until it has recorded.
     """
 
     _mode: HostMode
@@ -68,7 +70,7 @@ class ChannelEnds:
     def wire(
         self, mode: HostMode, outlets: OutboxReleaser, membership: CreationBuffer, durable: ReplyWaitNotifier
     ) -> None:
-        """Connect the parts above."""
+        """Connect this part to the parts above it."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
 
@@ -81,7 +83,7 @@ class ChannelEnds:
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Make a sending end that leads nowhere yet."""
+        """Make a sending end whose receiver's location is not known yet."""
         outlet = agent.outlets[receiver] = AgentOutlet(channel=0, sender=agent.id, receiver=receiver)
         outlet.owner = agent
         outlet.peer = None
@@ -90,7 +92,7 @@ class ChannelEnds:
         return outlet
 
     def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
-        """Make a receiving end, for now of a sender on this host."""
+        """Make a receiving end, for the moment as if the sender were on this host."""
         inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
         inlet.owner = agent
         inlet.peer = self._shared.local
@@ -98,7 +100,7 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Return the channel's sending end, connected as far as the receiver's place is known."""
+        """Return the channel's sending end, which is connected if the receiver's location is known."""
         shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = shared.routes.get(receiver)
@@ -141,18 +143,18 @@ class ChannelEnds:
         self._hold_if_due(outlet, peer)
 
     def hold(self, peer: Peer) -> None:
-        """Hold, on an opened link, the senders that have still to record an epoch begun before."""
+        """Hold, on a link that has opened, the senders that still have to record an epoch begun before."""
         for outlet in peer.outlets.values():
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """Withdraw the credit of a sender that has not recorded yet: its messages stay in the outbox, which the record includes."""
+        """Withdraw the credit of a sender that has not recorded yet, so that its messages stay in the outbox, which the record includes."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
 
     def release(self, agent: str) -> None:
-        """Release a sender that has recorded: its messages for such links may leave with the batch."""
+        """Release a sender that has recorded, so that its messages for such links may leave with the batch."""
         for outlet in self.held.pop(agent):
             outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
             if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
@@ -160,7 +162,7 @@ class ChannelEnds:
                 outlet.peer.waiting.append(outlet)
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """Accept a peer's channel to an agent here. One that is not here, or not in that incarnation, receives nothing."""
+        """Accept a peer's channel to an agent here. An agent that is not here, or not in that incarnation, receives no messages."""
         owner = self._shared.agents.get(command.receiver)
         if owner is not None and owner.incarnation != command.receiver_incarnation:
             owner = None
@@ -176,7 +178,7 @@ class ChannelEnds:
         peer.inlets[command.channel] = inlet
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
-        """Make an end without an owner: arriving messages are discarded, unless the receiver is just being created."""
+        """Make a receiving end without an owner. Arriving messages are discarded, unless the receiver is being created."""
         inlet = AgentInlet(
             channel=command.channel,
             sender=command.sender,
@@ -198,7 +200,7 @@ class ChannelEnds:
         self._shared.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
-        """Repeat questions that the coordinator may not have received."""
+        """Repeat queries that the coordinator may not have received."""
         for request, agents in self.locating.items():
             self._shared.out.append(msg.LocateAgents(request, agents))
 
@@ -218,7 +220,7 @@ class ChannelEnds:
                     self._settle(agent, outlet, is_found=name in shared.routes)
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Open outlets that waited for these hosts' places."""
+        """Open outlets that waited for the addresses of these hosts."""
         for agent in list(self._shared.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self._shared.routes.get(outlet.receiver)
@@ -243,10 +245,10 @@ class ChannelEnds:
     # ---- departed agents -----------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """Close the channels of an agent that no undecided epoch holds any more; no other agent needs them.
+        """Close the channels of an agent that no undecided epoch contains any more; no other agent needs these channels.
 
-        Other hosts drop their ends on `ChannelClosed`, after everything in transit. Numbers of channels that were not used since a plan restored them
-        stay until the next plan: no link item refers to them.
+        Other hosts drop their ends on `ChannelClosed`, after all messages in transit. Numbers of channels that were not used since a plan
+        restored them stay until the next plan, since no link item refers to these channels.
         """
         agents = self._shared.agents
         for receiver, outlet in gone.outlets.items():
@@ -308,7 +310,7 @@ def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
 
 
 class Outlets:
-    """Outlets of the agents here. A waiting message has no number and no mark yet: it belongs to its sender's state."""
+    """Outlets of the agents on this host. A waiting message has no number and no mark yet; the message is part of its sender's state."""
 
     _mode: HostMode
     _membership: AgentRetirement
@@ -320,14 +322,14 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
-        """Connect the parts above this one. Functions that the hot path calls are bound once."""
+        """Connect this part to the parts above it. Functions on the hot path are bound once."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send a turn's messages together, or park those whose channel has no credit or whose link has no room.
+        """Send a turn's messages together, and park those whose channel has no credit or whose link has no room.
 
-        Meanwhile the agent counts as busy: a record between the messages would split the turn.
+        Meanwhile the agent counts as busy, since a record between the messages would split the turn.
         """
         assert agent.current is not None
         outlets = agent.outlets
@@ -351,7 +353,7 @@ class Outlets:
                 self._depart(outlet, peer, payload)
 
     def _depart(self, outlet: AgentOutlet, peer: Peer, payload: bytes) -> None:
-        """Number and mark a message, at one instant: this is the moment it leaves its sender."""
+        """Give a message its number and its mark in one step; at this moment the message leaves its sender."""
         outlet.number += 1
         mark = self._mark(outlet, payload)
         shared = self._shared
@@ -369,7 +371,7 @@ class Outlets:
         peer.out_marks.append(mark)
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Let parked messages go as far as credit and room allow."""
+        """Send parked messages as far as credit and room allow."""
         peer = outlet.peer
         owner = outlet.owner
         queue = outlet.queue

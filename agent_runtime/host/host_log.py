@@ -1,22 +1,24 @@
-"""The part of a host core that writes its log: records that must be durable before they have consequences, in successive batches.
+"""The host's log, a part of the host core: writes records that must be durable before they take effect, in successive batches.
 
-An input is acknowledged, and a step's turn continues, when the batch that holds it is durable. At most one batch is being written; later records go
-into the next one.
+An input is acknowledged, and a step's turn continues, when the batch that holds it is durable. At most one batch is written at a time;
+later records go into the next batch.
 
-A log belongs to one plan and one run of a host. It is opened before anything is written: the coordinator then knows it, and the owners of a later
-plan seal it before they read it. So a batch is either found by all of them or can never be written (`storage/log/`).
+A log belongs to one plan and one run of a host. The log is opened before any batch is written, so the coordinator knows the log. The
+agents' hosts under a later plan seal the log before they read it. So either all of them find a batch, or the batch can never be written
+(`storage/log/`).
 
 In a signed store, the coordinator's answer has the certificate of this host's key, which every batch carries. In a signed or encrypted store, the
 host reports the number of its newest durable batch to the coordinator, at once but at most once a second: a reported batch cannot be removed
 unnoticed. Acknowledgements do not wait for the report.
 
-*Steps of durable turns* (`StepLog`). A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and that only
-the log could restore (`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn continues when the last
-of them is durable. So a completed step is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in
-the log, or the step runs again.
+*Steps of durable turns* (`StepLog`). A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and
+that only the log could restore (`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn
+continues when the last of these entries is durable. So a completed step is not run again, whatever checkpoint a recovery goes back to. If a
+plan arrives meanwhile, either the entry is found in the log, or the step runs again.
 
-After a recovery each agent gets the logged entries of turns that its checkpoint does not hold as ended. The repeated turn takes an entry only if it
-is the same turn at the same place (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they are created again.
+After a recovery each agent gets the logged entries of turns that have not ended in its checkpoint. The repeated turn takes an entry only if
+it is the same turn at the same place (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they are created
+again.
 """
 
 from typing import Protocol
@@ -33,18 +35,18 @@ from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Largest size of payloads and results in one batch, unless one item is larger: some tens of milliseconds for a disk."""
+"""Largest size of payloads and results in one batch, unless one item is larger. A disk writes this size in some tens of milliseconds."""
 
 REQUEST_RETRY_NS = 1_000_000_000
 
 REPORT_INTERVAL_NS = 1_000_000_000
-"""Time between two reports of the newest durable batch: one entry a second in the coordinator's log for each host that writes. A batch that is not
-reported yet could be removed unnoticed when its host dies."""
+"""Time between two reports of the newest durable batch. Each host that writes causes one entry a second in the coordinator's log. A batch
+that has not been reported could be removed unnoticed when its host dies."""
 
 
 class PendingEntry:
-    """An entry of a durable turn that is being logged. `is_last`: the turn waits for this entry; `is_mark`: the entry marks an effect that is about
-    to be called."""
+    """An entry of a durable turn that is being logged. `is_last`: the turn waits until this entry is durable; `is_mark`: the entry records
+    that an effect is about to be called."""
 
     __slots__ = ("entry", "is_last", "is_mark", "turn")
 
@@ -59,17 +61,17 @@ Pending = PendingInput | PendingEntry
 
 
 class InputAcknowledger(Protocol):
-    """Interface that the log needs of the inputs."""
+    """Interface that the log needs from the part for inputs."""
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Handle a durable input; `is_present`: in the log of the present plan."""
+        """Handle an input that is durable; `is_present`: it is in the log of the present plan."""
 
     def lost(self, pending: PendingInput) -> None:
         """Handle an input that will never be in the log."""
 
 
 class StepAcknowledger(Protocol):
-    """Interface that the log needs of the steps."""
+    """Interface that the log needs from the log of steps."""
 
     def appended(self, pending: PendingEntry) -> None:
         """Handle an entry that is durable in the log of the present plan."""
@@ -81,7 +83,7 @@ class OwnLog:
     Attributes:
         why_none: reason why the store takes no logs, or "".
         problem: reason why writing takes long, or "".
-        is_sealed: a later plan has sealed the log: anything written after the seal would not be found.
+        is_sealed: a later plan has sealed the log, so that no host would find entries written after the seal.
         queued_bytes: size of the items for the next batch.
     """
 
@@ -93,20 +95,20 @@ class OwnLog:
         self._queue: list[Pending] = []
         """Items for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
-        """Batches being written: at most one of the current log, and those of earlier plans with unknown outcome."""
+        """Batches being written: at most one of the current log, and batches of earlier plans whose outcome is unknown."""
         self._number = 0
         """Number of the last batch of the current log."""
         self._is_open = False
-        """The coordinator knows the log, so later plans will seal it. The first item triggers the request."""
+        """Whether the coordinator knows the log, so that later plans will seal it. The first item triggers the request to open the log."""
         self._ask_ns: int | None = None
-        """Time of the next request for the log, or of the next report; None: nothing to send."""
+        """Time of the next request to open the log, or of the next report; None if neither is due."""
         self._asked_ns = 0
         """Time of the last such request or report."""
         self._key = self._certificate = b""
         self._is_reported = False
-        """The newest batch has to be reported to the coordinator."""
+        """Whether the newest batch must be reported to the coordinator."""
         self._durable = self._known = 0
-        """Numbers of the newest durable batch of the current log, and of the newest one that the coordinator knows."""
+        """Numbers of the newest durable batch of the current log, and of the newest batch that the coordinator knows."""
         self.queued_bytes = 0
         self.why_none = ""
         self.problem = ""
@@ -118,16 +120,16 @@ class OwnLog:
 
     @property
     def name(self) -> LogName:
-        """Name of the log to which batches go under the present plan."""
+        """Return the name of the log to which batches are written under the present plan."""
         return LogName(self._shared.plan, self._shared.host, self._shared.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Record whether the store takes logs: the plan's agents are here."""
+        """Handle the loading of the plan's agents, and record whether the store accepts logs."""
         self.why_none = event.why_no_log
         self._key, self._is_reported = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
-        """End the log with its plan. For batches being written it will become known whether the log holds them."""
+        """End the log together with its plan. For batches being written, a later event reports whether the log contains them."""
         queue, self._queue = self._queue, []
         self._drop_batch(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
@@ -143,7 +145,7 @@ class OwnLog:
         self.queued_bytes += _size_of(pending)
 
     def append(self) -> None:
-        """Send the next batch, unless one is on its way."""
+        """Send the next batch to the store, unless another one is being written."""
         if self._queue and not self._is_open:
             self._open()
             return
@@ -171,7 +173,7 @@ class OwnLog:
         return batch
 
     def _open(self) -> None:
-        """Ask the coordinator, again if it has not answered: its leader may have dropped the question."""
+        """Ask the coordinator to open the log, and repeat the request until it answers, since a leader may have dropped it."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
             self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + REQUEST_RETRY_NS
             self._shared.out.append(
@@ -179,16 +181,16 @@ class OwnLog:
             )
 
     def wakeups_ns(self) -> list[int]:
-        """Return when `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         return [] if self._ask_ns is None else [self._ask_ns]
 
     def clock_passed(self) -> None:
-        """Ask again, if the time has come."""
+        """Repeat the request or report to the coordinator if it is due."""
         if self._ask_ns is not None:
             self._open()
 
     def welcomed(self) -> None:
-        """Ask again what the coordinator may not have received."""
+        """Repeat requests and reports that the coordinator may not have received."""
         if self._ask_ns is not None:
             self._ask_ns = self._shared.now
             self._open()
@@ -196,7 +198,7 @@ class OwnLog:
     # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
-        """Allow batches to be written, if it is the log of this plan."""
+        """Allow batches to be written if the opened log is the log of this plan."""
         if event.plan == self._shared.plan and self._shared.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
@@ -205,13 +207,13 @@ class OwnLog:
             self.append()
 
     def _tell(self) -> None:
-        """Report the newest durable batch, at once or when the time has come."""
+        """Report the newest durable batch, at once or when the next report is due."""
         if self._is_reported and self._ask_ns is None and self._durable > self._known:
             self._ask_ns = self._asked_ns + REPORT_INTERVAL_NS
             self._open()
 
     def on_batch_appended(self, event: ev.BatchAppended) -> None:
-        """Handle a durable batch. A batch in a log that a plan has ended is found by the agents' owners."""
+        """Handle a durable batch. If a later plan has ended its log, the agents' present hosts find the batch there."""
         is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
@@ -247,14 +249,14 @@ def _size_of(pending: Pending) -> int:
 
 
 class MarkHandler(Protocol):
-    """Interface of the effects that the log of steps needs."""
+    """Interface that the log of steps needs from the part for effects."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Go on: the log holds that the effect is about to be called."""
+        """Continue with an effect, since the log now records that it is about to be called."""
 
 
 class StepLog:
-    """Log of the steps of the agents here."""
+    """Log of the steps of the agents on this host."""
 
     _effects: MarkHandler
 
@@ -265,20 +267,20 @@ class StepLog:
         self._orphans: dict[str, list[LoggedEntry]] = {}
         """Entries of agents that are not in the plan."""
         self._has_warned = False
-        """The warning that the store takes no logs was written."""
+        """Whether the warning that the store accepts no logs was written."""
 
     def wire(self, effects: MarkHandler) -> None:
-        """Connect the effects above this part."""
+        """Connect this part to the part for effects above it."""
         self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear everything: a plan ends the history of every agent here."""
+        """Clear all entries, since a recovery plan ends the history of every agent here."""
         self._orphans.clear()
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Set the agents' counts of durable turns, and give agents the logged entries of turns to come."""
+        """Set the agents' counts of durable turns, and give agents the logged entries of turns that will run again."""
         agents, routes = self._shared.agents, self._shared.routes
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
@@ -349,7 +351,7 @@ class StepLog:
             )
 
     def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
-        """Return the places of this very turn that earlier plans have logged, looked up once."""
+        """Return the journal places that earlier plans have logged for exactly this turn; they are looked up once."""
         places: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
         by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
@@ -367,7 +369,8 @@ class StepLog:
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """Return the logged entry of the effect at which the turn waits; None: there is none, or of another past, or of another generation."""
+        """Return the logged entry of the effect at which the turn waits; None: there is none, or it belongs to another history or another
+        generation."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
         request = waits.kind, waits.name, waits.digest, identity
@@ -418,7 +421,7 @@ def mark_of(opened: OpenEffect) -> JournalEntry:
 
 
 def is_mark(entry: JournalEntry) -> bool:
-    """Return whether this is such an entry."""
+    """Return whether the entry records that an effect is about to be called."""
     return (entry.kind, entry.outcome) == (EFFECT, BEGUN)
 
 
@@ -435,7 +438,8 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Note an effect undone in a discarded history: it is not done, even if the log records that it was done."""
+    """Record that an effect was undone in a discarded history. Such an effect counts as not done, even if the log records that it was
+    done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -444,15 +448,16 @@ def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Note that an earlier incarnation was about to call the agent's open effect. Checkpoints record this from now on, since logs do not keep
-    discarded history forever."""
+    """Record that an earlier incarnation was about to call the agent's open effect. Checkpoints contain this fact from now on, since logs
+    do not keep discarded history forever."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()
 
 
 def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Note an effect called before the fleet went back past the call: the agent knows that it was done, or may have been."""
+    """Record an effect that was called before the fleet was rolled back past the call. The agent then knows that the effect was done, or
+    may have been done."""
     if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
         if agent.effects is None:
             agent.effects = AgentEffects()

@@ -41,7 +41,8 @@ from snapline.storage.log.log_record import LoggedInput
 from snapline.telemetry.span_export import QuickSpan, SpanExport, SpanIds, checkpoint_ids, context_of, recovery_ids
 
 ROOTS = ("start", "timer")
-"""Kinds of turns that may begin a trace here, since nobody sent them. The trace of an input begins where the input arrives."""
+"""Kinds of turns that may begin a trace here, since no message from elsewhere began them. The trace of an input begins where the input
+arrives."""
 
 HEAD_BYTES = 320
 """Size of a payload's head in which any tail begins: the head of a call, or of a creation with a kind of ordinary length, and a name."""
@@ -50,20 +51,21 @@ OUTCOME_CHARACTERS_MAX = 300
 """Largest number of characters of an error in a span."""
 
 AGENTS_REMEMBERED_MAX = 4096
-"""Largest number of agents whose last durable turn is remembered: the next attempt follows a failed one soon."""
+"""Largest number of agents whose last durable turn is remembered. This suffices, since the next attempt follows a failed one soon."""
 
 EFFECT = contexts.create_key("snapline-effect")
 
 
 class TurnPlace(NamedTuple):
-    """Number of the channel's message, or of the input, that a turn takes; 0: neither. `is_again`: it was in the line that was restored."""
+    """Number of the channel's message, or of the input, that a turn consumes; 0: neither. `is_again`: the message or input was in the
+    restored recovery line."""
 
     number: int
     is_again: bool
 
 
 class FollowedTurn(NamedTuple):
-    """A turn that has begun and not ended."""
+    """A traced turn that has begun and not ended."""
 
     span: QuickSpan
     context: contexts.Context
@@ -92,12 +94,12 @@ class TurnSpans:
         self._type_of = type_of
         self._place_of = place_of
         self._last_spans: dict[str, int] = {}
-        """Agent → last exported span of a durable turn: the next attempt after a failure needs another id."""
+        """Agent → last exported span of a durable turn, since the next attempt after a failure needs another id."""
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def take_input(self, agent: str, payload: bytes) -> bytes:
-        """Return a message from outside in its stored form: a message without a trace may begin one."""
+        """Return a message from outside in its stored form. A message without a trace may begin one."""
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
@@ -108,7 +110,7 @@ class TurnSpans:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn, or a segment of one, within its span. Most are not traced, and that check takes a tenth of a microsecond."""
+        """Run a turn or a segment within its span. Most turns are not traced, and checking this takes a tenth of a microsecond."""
         if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
             return self._run(turn)
         opened = self.open.get(turn.agent) if turn.what == "segment" and turn.turn is None else self._begin(turn)
@@ -148,7 +150,7 @@ class TurnSpans:
         return opened
 
     def _derived(self, turn: ev.StartTurn, name: str, parent: Traceparent) -> int:
-        """Return the id of a durable turn's span; 0: it is drawn."""
+        """Return the id of a durable turn's span; 0: the id is drawn at random."""
         known = self._type_of(turn.agent)
         handler = None if known is None else known.handlers.get(name)
         if handler is None or not handler.is_durable:
@@ -158,7 +160,7 @@ class TurnSpans:
         return 0 if self._last_spans.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Return the event of a turn's, or a segment's, end, with all that it sends in its trace."""
+        """Return the event for the end of a turn or segment, with the trace's tail added to all that the turn sends."""
         opened = self.open.get(event.agent)
         if opened is None or opened.incarnation != event.incarnation:
             return event
@@ -202,7 +204,7 @@ def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
 
 
 def current_trace() -> dict[str, object]:
-    """Return the fields that name the present trace in a log line."""
+    """Return the log fields that name the current trace."""
     span_context = trace.get_current_span().get_span_context()
     return (
         {"trace_id": f"{span_context.trace_id:032x}", "span_id": f"{span_context.span_id:016x}"}
@@ -218,7 +220,7 @@ def _message_name(what: str, payload: bytes) -> str:
 
 
 def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
-    """Return the same event; all that leaves with it bears the tail."""
+    """Return the same event, with the tail added to everything that leaves with it."""
     kind = tail.decode()
     return msgspec.structs.replace(
         event,
@@ -230,7 +232,7 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
 
 
 class TracedTurnEnvironment(TurnEnvironment):
-    """Steps and effects as spans below their turn's: one for each attempt."""
+    """Makes a span for each attempt of a step or an effect, as a child of the turn's span."""
 
     def __init__(self, export: SpanExport) -> None:
         self._tracer = export.tracer
@@ -329,7 +331,7 @@ class SpanObserver(HostObserver):
     def __init__(self, export: SpanExport) -> None:
         self._export = export
         self._restored: dict[tuple[str, str], int] = {}
-        """Last message in the line, or the logs, of the plan, by agent and sender, "" for inputs."""
+        """Number of the last message in the recovery line, or in the logs, of the plan; by agent and sender ("" for inputs)."""
 
     def attached(self, driver: ObservedDriver) -> None:
         self._core = driver.core

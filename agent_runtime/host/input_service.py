@@ -1,16 +1,16 @@
-"""Service of `Inputs` on a host's port: reads clients' requests, checks them, passes them to the host, and waits for answers.
+"""The `Inputs` service on a host's port: reads clients' requests, checks them, passes them to the host, and waits for answers.
 
-The host core, not the service, decides about inputs and answers, and when an answer may be sent. A valid input is accepted even if the client has
-disconnected: the client does not know the outcome, and retries with the same key.
+The host core, not the service, decides about inputs, their answers, and when an answer may be sent. A valid input is accepted even if the
+client has disconnected: the client does not know the outcome, and retries with the same key.
 
-*Checks.* Before an input is numbered, the service checks that the agent could take the message, so that a client learns of its mistake. A message
-that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted input, which then
-becomes a dead letter.
+*Checks.* Before an input is numbered, the service checks that the agent could handle the message, so that a client learns of its mistake. A
+message that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted
+input, which then becomes a dead letter.
 
-*Bounds.* One request is bounded by its codec (`messages/client_wire.py`). Requests being read or waiting for the host's log are bounded together:
-above `UNDER_WAY_BYTES_MAX` clients must retry. For `Inputs.Ask` the service asks the core once for each input and kind of answer, however many
-clients wait and retry. So its memory is bounded by the keys that the agents know, and a departed client leaves nothing behind that the next one would
-not use.
+*Bounds.* The codec limits one request (`messages/client_wire.py`). Requests being read or waiting for the host's log share one limit: above
+`UNDER_WAY_BYTES_MAX` clients must retry. For `Inputs.Ask` the service asks the core once for each input and kind of answer, however many
+clients wait and retry. So its memory is bounded by the keys that the agents know. If a client disconnects, the next client that asks uses
+the same question to the core.
 """
 
 import asyncio
@@ -53,27 +53,27 @@ from snapline.storage.capture.declared_values import survives_round_trip
 from snapline.storage.capture.values import decode_declared
 
 ASKS_MAX = 10_000
-"""Largest number of clients that wait at one time: each is a separate call, and takes some KiB."""
+"""Largest number of clients that wait at one time. Each is a separate call, and takes some KiB of memory."""
 
 ASK_S_MAX = 60.0
-"""Longest time of one call: after it, a client that still waits asks again."""
+"""Longest time of one call; a client that still waits afterwards asks again."""
 
 _Question = tuple[str, str, bool]
-"""Agent, key, and whether an early answer will do."""
+"""Agent, input key, and whether an early answer is accepted."""
 
 
 class AnswerSource(Protocol):
-    """Interface that the service needs of its host."""
+    """Interface that the service needs from its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the answer to an input; `then` gets it, if there ever is one."""
+        """Wait for the answer to an input; `then` is called with the answer, if one ever arrives."""
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return another host where the agent lives, and that one's address; empty if that is not known."""
+        """Return another host where the agent lives, and that host's address; both are empty if unknown."""
 
 
 class AskService:
-    """The service of one host. All calls come on its event loop."""
+    """The service of one host. All calls run on the host's event loop."""
 
     def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
@@ -83,7 +83,7 @@ class AskService:
         """Questions that the core has not answered yet."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """Return the handlers of its calls."""
+        """Return the handlers of the service's calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._ask, bytes)
         return {ASK: handler}
 
@@ -138,7 +138,7 @@ PlaceOf = Callable[[str], tuple[str, str]]
 
 
 def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
-    """Return the message in the form for the agent's turn, or the outcome of an input that `host` rejects.
+    """Return the message in the form that the agent's turn needs, or the outcome of an input that `host` rejects.
 
     `known`: type of the agent's class; None if the agent is not on this host.
     """
@@ -153,7 +153,7 @@ def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: Pla
 
 
 def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
-    """Return the outcome with where the agent lives, if the input was not taken here."""
+    """Return the outcome; if the input was not accepted here, add the host where the agent lives."""
     if outcome.status != RETRY:
         return outcome
     host, address = place_of(agent)
@@ -161,7 +161,8 @@ def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome
 
 
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """Return the message as the agent's turn takes it; UsageError if it could not. JSON may have its trace behind the type, as other messages do."""
+    """Return the message in the form for the agent's turn; UsageError if the agent cannot handle it. The trace of a JSON message may follow
+    its type, as in other messages."""
     if not given.type:
         check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload
@@ -171,12 +172,12 @@ def _message_in(given: GivenInput, known: AgentType) -> bytes:
 
 
 def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
-    """Check that an agent of this class can take a message; `public_only`: with a public handler.
+    """Check that an agent of this class can handle a message; `public_only`: the handler must be public.
 
     Raises:
-        HandlerNotPublicError: it has no public handler for it.
+        HandlerNotPublicError: the agent has no public handler for the message.
         EncodingError: the agent has no handler for the message, or the body does not match the type.
-        MessageTooLargeError: it is larger than a message may be.
+        MessageTooLargeError: the message exceeds the largest size of a message.
     """
     if len(payload) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
@@ -190,12 +191,12 @@ def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: 
 
 
 def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, public_only: bool = False) -> bytes:
-    """Return the message of type `name` that JSON describes, as an agent of this class takes it. Datetimes with an offset become UTC.
+    """Decode JSON to a message of type `name`, in the form for an agent of this class. Datetimes with an offset become UTC.
 
     Raises:
         HandlerNotPublicError: the agent has no public handler for the message, and `public_only` requires one.
-        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error says where.
-        MessageTooLargeError: it is larger than a message may be.
+        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error names the place.
+        MessageTooLargeError: the message exceeds the largest size of a message.
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
     message = _decoded(agent, name, _json_decoder(handler.message_type), text)
@@ -237,20 +238,21 @@ def _json_decoder(kind: type) -> "msgspec.json.Decoder[Any]":
 
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of requests being read or waiting for the host's log: four of the largest. More would only take memory."""
+"""Largest total size of requests being read or waiting for the host's log: four requests of the largest size. A higher limit would only use
+more memory."""
 
 REQUEST_COST_BYTES = 4096
 """Size counted for a request in addition to its payloads, so that empty requests are bounded too."""
 
 READING_S_MAX = 30.0
-"""Longest wait for each further message of a request: 16 MiB over 5 Mbit/s."""
+"""Longest wait for each further message of a request; 16 MiB take this long at 5 Mbit/s."""
 
 ANSWER_S_MAX = 60.0
-"""Longest time for the host's answer. It ends calls of clients that have no shorter limit."""
+"""Longest wait for the host's answer, after which calls of clients without a shorter limit end."""
 
 
 TakeInput = Callable[[str, bytes], bytes]
-"""Takes an agent and a message for it; returns the message to store."""
+"""Function that takes an agent and a message for it, and returns the message to store."""
 
 
 def unchanged_payload(_agent: str, payload: bytes) -> bytes:
@@ -262,19 +264,19 @@ _Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
 class Agents(AnswerSource, Protocol):
-    """Interface that the service needs of its host."""
+    """Interface that the service needs from its host."""
 
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
-        """Offer inputs; `then` gets one answer for each, if there is one."""
+        """Offer inputs to the host; `then` is called with one answer for each input, if answers arrive."""
 
     def type_of(self, agent: str) -> AgentType | None:
         """Return the type of an agent's class; None if the agent is not here."""
 
 
 class InputService:
-    """The service of one host. All calls come on its event loop."""
+    """The service of one host. All calls run on the host's event loop."""
 
     def __init__(
         self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = unchanged_payload
@@ -287,7 +289,7 @@ class InputService:
         self._asks = AskService(agents, host=host)
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """Return the handlers of its calls."""
+        """Return the handlers of the service's calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._offer)
         settle: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._settle)
         return {OFFER: handler, SETTLE: settle, **self._asks.handlers()}
@@ -347,7 +349,7 @@ class InputService:
         return reading
 
     async def _client_of(self, reading: OfferReader, context: Context) -> str:
-        """Return the client's name: from its certificate, or as the request names it. Handlers get it as their sender."""
+        """Return the client's name from its certificate, or from the request. Handlers get this name as their sender."""
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
@@ -360,7 +362,7 @@ class InputService:
     async def _outcomes(
         self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
     ) -> list[InputOutcome]:
-        """Return one outcome for each, in order. There is no wait between the check of an agent and the offer."""
+        """Return one outcome for each input, in order. The check of an agent and the offer run without a pause in between."""
         offered = [checked for checked in found if isinstance(checked, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         place_of = self._agents.place_of
@@ -389,7 +391,7 @@ class InputService:
         answered: asyncio.Future[tuple[InputOutcome, ...]] = asyncio.get_running_loop().create_future()
 
         def then(answers: tuple[InputOutcome, ...]) -> None:
-            if not answered.done():  # the client may have gone
+            if not answered.done():  # the client may have disconnected
                 answered.set_result(answers)
 
         self._agents.offer(client, offered, then)

@@ -1,7 +1,7 @@
-"""The host process: clocks, threads and sockets around a host driver. Makes no protocol decisions.
+"""The host process: clocks, threads and sockets around a host driver. This module makes no protocol decisions.
 
-One event loop does everything but blocking work; the store is written and read in a worker thread. Turns run in batches, so that frames, heartbeats
-and directives do not wait long. A blocking handler still delays them: `loop_watch.py` reports which one.
+One event loop does all work that does not block; a worker thread writes and reads the store. Turns run in batches, so that frames,
+heartbeats and directives do not wait long. A blocking handler still delays them: `loop_watch.py` reports which one.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_spans import HostSpans
 
 LONG_TURN_NS = 1_000_000_000
-"""Duration above which the heartbeat names a turn, to explain a waiting epoch."""
+"""Duration above which the heartbeat names a running turn, to explain why an epoch waits."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -76,10 +76,10 @@ class HostOptions(msgspec.Struct, kw_only=True):
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security
-    health: str = ""  # address that serves health without certificates; "" = none
+    health: str = ""  # address of a health service that requires no certificates; "" = none
     metrics: MetricsPlace = MetricsPlace()
-    spans: SpanOptions = SpanOptions()  # for OpenTelemetry
-    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # ids on each log line
+    spans: SpanOptions = SpanOptions()  # options for exporting spans to OpenTelemetry
+    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # ids that each log line shows
     marks: str = ""  # file for turn marks, read by the next process; "" = none
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # trace every N-th message of each channel
@@ -87,7 +87,8 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The driver's `HostEnvironment` in production, and the agents that clients call."""
+    """One host of a fleet; see `run_host`. The class implements the driver's `HostEnvironment` in production, and serves the agents that
+    clients call."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -234,7 +235,7 @@ class Host:
         self._stop()
 
     def fail(self, error: BaseException) -> None:
-        """End the run because of an error of ours."""
+        """End the run because of an internal error."""
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(error)
         self._stop()
@@ -251,7 +252,7 @@ class Host:
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
     def fed(self) -> None:
-        self._marks.end()  # of a failed capture
+        self._marks.end()  # erases the mark that a failed capture left
         if not self._is_pumping and not self._is_over:
             self._is_pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -259,7 +260,7 @@ class Host:
     def _pump(self) -> None:
         """Run a batch of turns.
 
-        An error here is a bug: the host ends, rather than appear alive without running turns.
+        An error here is a bug. The host then ends, since otherwise it would appear alive without running turns.
         """
         if self._is_over:
             return
@@ -269,7 +270,7 @@ class Host:
             self.fail(error)
             return
         finally:
-            exit_if_child()  # the child's SystemExit must not end this loop like our own
+            exit_if_child()  # a forked child's SystemExit must not end this loop as our own would
         if self._driver.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:
@@ -346,7 +347,7 @@ class Host:
         pool.submit(work)
 
     def _check_keys(self) -> None:
-        """End the host at once on a wrong key or option. A missing store may still appear, and is reported when used."""
+        """End the host at once if a key or option is wrong. A missing store may still appear, so it is reported only when it is used."""
         try:
             self.open_store()
         except (StoreKeyError, UsageError):
@@ -360,12 +361,12 @@ class Host:
         return self._store
 
     def address_of(self, peer: str) -> str:
-        """Return the host's address, as the coordinator says. Called by the links."""
+        """Return the host's address as reported by the coordinator. The links call this method."""
         entry = self._driver.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
-        """Return whether the host is on another machine. Called by the links."""
+        """Return whether the host is on another machine. The links call this method."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
 
@@ -375,7 +376,7 @@ class Host:
         return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return the other host where the agent lives, as far as is known here, and its address. Called for clients."""
+        """Return the other host where the agent lives, if known here, and that host's address. The method is called for clients."""
         host, _ = self._driver.core.shared.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
 
@@ -436,7 +437,7 @@ class Host:
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
 
     def _standing(self) -> dict[str, object]:
-        """Return the fields of a log line; called when something is logged."""
+        """Return the fields of a log line; the logging system calls this for each line."""
         shared, at = self._driver.core.shared, self._driver.at
         details = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
@@ -467,9 +468,9 @@ class Host:
 
 
 async def run_host(options: HostOptions) -> int:
-    """Run a host until its fleet ends, it is asked to stop, or it is rejected; return the exit code.
+    """Run a host until its fleet ends, a signal asks it to stop, or the coordinator rejects it; return the exit code.
 
     Raises:
-        UsageError: the listen address is not allowed; or spans are configured, and OpenTelemetry is missing.
+        UsageError: the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
     """
     return await Host(options).run()

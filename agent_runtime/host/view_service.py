@@ -1,11 +1,11 @@
-"""Service of `Agents` on a host's port: views of agents for users and their programs.
+"""The `Agents` service on a host's port: views of agents for users and their programs.
 
-Every host can read the state in the newest snapshot from the store, even while the agent's host is lost. Only the owner knows an agent's current
-state: the core reports when the agent is between two turns, and the state is imaged at that moment. Documents about an agent (its state as JSON, and
-its description) are made off the event loop, but for `description`.
+Every host can read the state in the newest snapshot from the store, even while the agent's host is lost. Only the owner knows an agent's
+current state: the core reports when the agent is between two turns, and an image of the state is taken at that moment. Documents about an
+agent (its state as JSON, and its description) are made off the event loop, but for `description`.
 
-Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The service asks the core once for each agent, however many clients wait, so a
-departed client leaves nothing behind that the next one would not use.
+Bounds. At most `SHOWS_MAX` calls run at once, and a document has at most 16 MiB. The service asks the core once for each agent, however
+many clients wait. If a client disconnects, the next client uses the same request to the core.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
     Raises:
         NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        UsageError: the state is too large, or the path is not that of a field.
+        UsageError: the state is too large, or the path does not name a field.
         StoreError: the store cannot be read, or its data is damaged.
     """
     store = open_store()
@@ -100,7 +100,7 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
 
 def newest_in(open_store: Callable[[], Store], agent: str) -> Rows | None:
-    """Return the agent's checkpoint in the newest snapshot; None if there is none. An unreadable store raises nothing."""
+    """Return the agent's checkpoint in the newest snapshot; None if there is none. An unreadable store raises no error."""
     try:
         store = open_store()
         manifest, line = _newest(store, agent)
@@ -162,7 +162,7 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
 
 
 def _durable(turn: TurnView) -> Rows:
-    """A durable turn in its middle, and the newest entries of its journal."""
+    """Describe an unfinished durable turn, and the newest entries of its journal."""
     first = turn.entries - len(turn.newest) + 1
     return {
         "what": turn.what,
@@ -203,7 +203,7 @@ def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
 
 
 def _effect(opened: OpenEffect, state: str) -> Rows:
-    """The effect at which a turn waits. `number` tells this doubt from later ones."""
+    """Describe the effect for which a turn waits. `number` distinguishes this doubtful call from later ones."""
     return {
         "key": opened.key,
         "generation": opened.generation,
@@ -219,39 +219,41 @@ def _asked(entry: JournalEntry) -> str:
 
 
 SHOWS_MAX = 8
-"""Largest number of concurrent calls: each may hold a state of some 64 MiB, and its JSON."""
+"""Largest number of concurrent calls, since each may hold a state of some 64 MiB and its JSON in memory."""
 
 ANSWER_S_MAX = 60.0
-"""Longest wait for the end of a turn: clients that still wait ask again."""
+"""Longest wait for the end of a turn; clients that still wait ask again."""
 
 
 class ViewSource(Protocol):
-    """Interface of the host that the service needs."""
+    """Interface that the service needs from its host."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Ask the core for an agent's state; `then` gets it while nothing has happened to the agent since, if it ever does."""
+        """Ask the core for an agent's state. `then` is called with the state before the agent takes another turn; it may never be
+        called."""
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Ask the core for the effects at which agents wait; `then` gets them."""
+        """Ask the core for the effects for which agents wait; `then` is called with them."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Ask the core for the agents with which something waits; `then` gets them."""
+        """Ask the core for the agents with waiting messages or inputs; `then` is called with them."""
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Trace for some seconds more; return a function that makes the answer with the last ones, in any thread."""
+        """Continue tracing for some more seconds. Return a function that makes the answer with the trace of the last seconds; any thread
+        may call this function."""
 
     def look_at(self, agent: str) -> bytes:
-        """Return the record of its state now."""
+        """Return the record of the agent's present state."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return the description of its class; None if it is not here."""
+        """Return the description of the agent's class; None if the agent is not here."""
 
     def open_store(self) -> Store:
-        """Open the store for reading in a thread. Raises SnaplineError or OSError."""
+        """Open the store for reading in a thread. The method raises SnaplineError or OSError."""
 
 
 class _Live(msgspec.Struct, frozen=True):
-    """An agent between two turns; `record` is None while it is unborn."""
+    """An agent between two turns; `record` is None while the agent is unborn."""
 
     view: AgentView
     kind: str
@@ -259,7 +261,7 @@ class _Live(msgspec.Struct, frozen=True):
 
 
 class ViewService:
-    """View service of one host. All calls come on its event loop."""
+    """View service of one host. All calls run on the host's event loop."""
 
     def __init__(self, agents: ViewSource, *, host: str) -> None:
         self._agents = agents
@@ -269,7 +271,7 @@ class ViewService:
         """Agents whose state is read as soon as they are between turns."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
-        """Return the handlers of its calls."""
+        """Return the handlers of the service's calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._show, bytes)
         return {SHOW: handler}
 
@@ -353,7 +355,7 @@ class ViewService:
         return waiting
 
     def _settled(self, answer: AnswerView) -> _Live:
-        """Image the agent's state here and now."""
+        """Take an image of the agent's state immediately."""
         view = answer.view
         if view is None:
             raise NotHereError(answer.reason)
@@ -363,7 +365,7 @@ class ViewService:
         return _Live(view, known.kind, self._agents.look_at(view.agent))
 
     def _live_document(self, live: _Live, field: str) -> bytes:
-        """Make the document of a live agent. Runs in a thread."""
+        """Make the document of a live agent. The method runs in a thread."""
         record = live.record
         tree = None if record is None else read_record(record)
         state = AgentState(
@@ -382,7 +384,7 @@ class ViewService:
 
 
 async def _tell(error: Exception, context: Context) -> None:
-    """Abort the call with the error's own type: the client raises the same one."""
+    """Abort the call with the error's own type, so that the client raises the same error."""
     match error:
         case NotFoundError():
             code = grpc.StatusCode.NOT_FOUND

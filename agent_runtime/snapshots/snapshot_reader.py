@@ -1,8 +1,8 @@
 """Reading snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
-The reader opens the store directly: it calls no coordinator, and the fleet may be running. It imports nothing that a store names. Without a fleet,
-states and messages are plain values (`storage/capture/saved_value_formats.py`); with a fleet they are objects of its classes. All data is checked against
-its digests first (G11).
+The reader opens the store directly: it calls no coordinator, and the fleet may be running. The reader imports no code that a store names.
+Without a fleet, states and messages are plain values (`storage/capture/saved_value_formats.py`); with a fleet they are objects of its
+classes. All data is checked against its digests first (G11).
 
 Checkpoints and states are read on access, so a fleet of ten thousand agents opens as quickly as one of two. A `SavedAgent` caches what it has read; a
 `Snapshot` does not cache its agents.
@@ -56,7 +56,7 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading, also while its fleet runs. For a bucket, read-only credentials suffice.
+    """Open a store for reading, even while its fleet runs. For a bucket, read-only credentials suffice.
 
     Args:
         location: a directory, or a URL such as `s3://bucket/prefix`, whose keys come from the environment.
@@ -66,7 +66,7 @@ def open_store(
 
     Raises:
         StoreMissingError: there is no store.
-        DamagedDataError: its identity file is damaged.
+        DamagedDataError: the store's identity file is damaged.
         StoreError: the store cannot be read, or is encrypted and no key was given.
         UsageError: the URL scheme is unknown, or a key file cannot be used.
     """
@@ -95,7 +95,7 @@ class SnapshotStore:
 
     @property
     def epochs(self) -> list[int]:
-        """Return the numbers of its snapshots, ascending."""
+        """Return the epoch numbers of the store's snapshots, ascending."""
         return self._store.epochs()
 
     def snapshot(self, name: str | int = "latest") -> "Snapshot":
@@ -103,7 +103,7 @@ class SnapshotStore:
 
         Raises:
             NotFoundError: no snapshot has this name, or several do.
-            DamagedDataError: its manifest is damaged.
+            DamagedDataError: the snapshot's manifest is damaged.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
 
@@ -128,7 +128,7 @@ class SnapshotStore:
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """Return the effects of the fleet's agents and their fates, from the snapshots and the kept outputs.
+        """Return the effects of the fleet's agents and their outcomes, from the snapshots and the kept outputs.
 
         Raises:
             DamagedDataError: a file is damaged.
@@ -154,7 +154,7 @@ class Snapshot:
     """One complete epoch in a store.
 
     Attributes:
-        epoch: its number.
+        epoch: number of the epoch.
         root: digest of the epoch, in hexadecimal digits.
         created: time of creation in UTC, as text.
         trigger: reason for the snapshot.
@@ -179,7 +179,7 @@ class Snapshot:
         to: _Path,
         *,
         name: str,
-        set: Mapping[str, Any] | None = None,  # as on the command line
+        set: Mapping[str, Any] | None = None,  # the same name as on the command line
         inputs: ForkInputs = "drop",
         live: bool = False,
         again: bool = False,
@@ -195,13 +195,13 @@ class Snapshot:
             set: field of a state, `"agent.field.inner"`, → new JSON value of the declared type. The store must have been opened with the fleet.
             inputs: treatment of inputs that the agents have not consumed: "copy" copies them.
             live: whether the fork may do effects.
-            again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
+            again: first remove the remains of an unfinished fork at `to`. No other process may be writing to that location.
 
         Raises:
             UsageError: a field is missing or of another type, `to` exists, or the fleet has another protocol.
             EncodingError: a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
-            DamagedDataError: something in the snapshot is damaged.
-            StoreError: a disk failed.
+            DamagedDataError: data of the snapshot is damaged.
+            StoreError: reading or writing a store failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
         request = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
@@ -209,7 +209,7 @@ class Snapshot:
 
     @functools.cached_property
     def channels(self) -> dict[tuple[str, str], tuple[TransitMessage, ...]]:
-        """(Sender, receiver) → the messages in transit, in order; only channels that have some."""
+        """Mapping from (sender, receiver) to the messages in transit, in order. Channels without such messages are omitted."""
         by_channel: dict[tuple[str, str], tuple[TransitMessage, ...]] = {}
         for agent in self.agents.values():
             by_channel |= {(sender, agent.agent): messages for sender, messages in agent.channels.items()}
@@ -217,13 +217,13 @@ class Snapshot:
 
     @functools.cached_property
     def in_transit(self) -> tuple[TransitMessage, ...]:
-        """All messages that are sent and not consumed: in channels, and in outboxes."""
+        """All messages that were sent and not consumed, in channels and in outboxes."""
         parked = [message for agent in self.agents.values() for message in agent.outbox]
         return (*(message for messages in self.channels.values() for message in messages), *parked)
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """Messages that could not be handled: of each agent the newest ones, oldest first."""
+        """Messages that could not be handled: the newest ones of each agent, oldest first."""
         return tuple(dead_letter for agent in self.agents.values() for dead_letter in agent.dead_letters)
 
     @functools.cached_property
@@ -233,7 +233,7 @@ class Snapshot:
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents that were requested and not granted yet."""
+        """Agents whose creation was requested and not granted yet."""
         return tuple(spawn for agent in self.agents.values() for spawn in agent.pending_spawns)
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class SavedAgent:
     """One agent inside a snapshot.
 
     Attributes:
-        agent: its id.
+        agent: the agent's id.
         kind: class of the agent, as "module:Class".
         host, incarnation: host and incarnation of the agent.
         number: number of the checkpoint, over all incarnations.
@@ -255,8 +255,8 @@ class SavedAgent:
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
         state_type, state_version, state_fields: the state's type name, its version, and field → declared type.
-        sent, received: agent → last number sent to that agent, and last number consumed from it.
-        dead_letter_count: number of all dead letters, without those that were retried and handled; `dead_letters` has the newest.
+        sent, received: agent → number of the last message sent to that agent, and of the last message consumed from it.
+        dead_letter_count: number of all dead letters, without those that were retried and handled; `dead_letters` contains the newest ones.
     """
 
     def __init__(
@@ -283,9 +283,10 @@ class SavedAgent:
 
     @functools.cached_property
     def state(self) -> Any:
-        """State of the agent: an object of the fleet's class, migrated if needed; plain values without a fleet or such a class.
+        """State of the agent, as an object of the fleet's class, migrated if needed. Without a fleet or such a class, the state is returned
+        as plain values.
 
-        None if the agent is unborn.
+        The state is None if the agent is unborn.
 
         Raises:
             DamagedDataError: data of the state is damaged.
@@ -309,7 +310,7 @@ class SavedAgent:
         return state
 
     def field(self, path: str) -> Any:
-        """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays next to it are not read.
+        """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays in other fields are not read.
 
         Raises:
             NotFoundError: there is no such field; the message lists the existing ones.
@@ -319,7 +320,7 @@ class SavedAgent:
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[TransitMessage, ...]]:
-        """Sender → the messages that are in transit from it, in order; only senders that have some."""
+        """Mapping from a sender to its messages in transit to this agent, in order. Senders without such messages are omitted."""
         by_channel: dict[str, list[TransitMessage]] = {}
         for message in messages_to(self._checkpoint, self._decode):
             by_channel.setdefault(message.sender, []).append(message)
@@ -327,12 +328,12 @@ class SavedAgent:
 
     @functools.cached_property
     def outbox(self) -> tuple[TransitMessage, ...]:
-        """Messages in its outbox, which have no number yet."""
+        """Messages in the agent's outbox, which have no number yet."""
         return tuple(messages_parked(self._checkpoint, self._decode))
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The newest messages that it could not handle, oldest first."""
+        """The newest messages that the agent could not handle, oldest first."""
         return tuple(dead_letters(self._checkpoint, self._decode))
 
     @functools.cached_property
@@ -342,13 +343,13 @@ class SavedAgent:
 
     @functools.cached_property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
-        """Agents that it requested and that had not been granted."""
+        """Agents whose creation this agent had requested and that had not been granted."""
         return tuple(pending_spawns(self._checkpoint))
 
     def describe(self, *, reads_parts: bool = True) -> object:
         """Return the state for display: the first values of arrays, the first and last records of histories.
 
-        `reads_parts=False`: show only the size of large parts outside the state's record.
+        With `reads_parts=False`, only the size of large parts outside the state's record is shown.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 
@@ -397,7 +398,7 @@ class _Agents(Mapping[str, SavedAgent]):
         return agent in self._lines
 
     def get(self, agent: str, default: Any = None) -> Any:
-        """Return the agent, or `default` if the snapshot has none of this name."""
+        """Return the agent, or `default` if the snapshot has no agent with this id."""
         return self[agent] if agent in self._lines else default
 
     def __iter__(self) -> Iterator[str]:

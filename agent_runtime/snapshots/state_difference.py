@@ -1,15 +1,15 @@
 """Changes between two states, field by field, as a bounded list.
 
-Both are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). They are walked together: dicts by key, lists and
-histories record by record.
+Both states are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). The two trees are walked together: dicts
+by key, lists and histories record by record.
 
 Records are first paired with equal ones, so that one record dropped from the front does not make all others "edited". Among equal records the first
 is paired with the first, the second with the second, and so on. The longest chain of pairs in order is kept (as in patience diff, O(n log n)).
 Records between two pairs were edited, inserted or dropped; records after the last pair were appended.
 
-Of a changed array, tensor or blob the list names the number, place and size of the changes. Arrays with chunks of equal size are compared by digest.
-Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN equals itself. Without NumPy the
-largest change is not reported.
+For a changed array, tensor or blob, the list gives the number, place and size of the changes. Arrays with chunks of equal size are compared
+by digest. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN equals itself.
+Without NumPy the largest change is not reported.
 
 Output is bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; long values are truncated.
 """
@@ -26,7 +26,7 @@ from snapline.storage.capture.saved_values import Content, SavedArray, SavedByte
 from snapline.storage.packs.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20
-"""Size read and compared at once on each side; it bounds the memory used."""
+"""Number of bytes read and compared at a time on each side, which bounds the memory used."""
 
 
 class ArrayDifference(msgspec.Struct):
@@ -73,7 +73,7 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
 
 
 def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
-    """Compare two blobs; None if they are equal. Reads one differing chunk at each end, on each side.
+    """Compare two blobs; return None if they are equal. The function reads only the first and the last differing chunk on each side.
 
     Raises:
         DamagedDataError: a chunk is damaged.
@@ -94,7 +94,7 @@ def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
 def _narrowed(
     before: Content, after: Content, old: list[ChunkReference], new: list[ChunkReference], offset: int
 ) -> BytesDifference | None:
-    """Narrow the difference to the byte, from the chunks at both ends of it."""
+    """Determine the exact bytes of the difference, from the chunks at its two ends."""
     sizes = [sum([chunk.size_bytes for chunk in side]) for side in (old, new)]
     if not old or not new:
         return BytesDifference(offset, *sizes)
@@ -121,7 +121,7 @@ def _compare_bytes(old: memoryview, new: memoryview) -> BytesDifference | None:
 
 
 def _common(first: Any, second: Any) -> int:
-    """Return the length of the common beginning of two sequences; halves instead of steps, since slices compare fast."""
+    """Return the length of the common prefix of two sequences. The search bisects, since slices compare fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -133,7 +133,7 @@ def _common(first: Any, second: Any) -> int:
 
 
 def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Yield offset, old and new bytes of all that may differ."""
+    """Yield offset, old bytes and new bytes of all ranges that may differ."""
     old, new = before.part, after.part
     if old is None or new is None or not old.chunk_bytes or old.chunk_bytes != new.chunk_bytes:
         yield 0, before.whole(), after.whole()
@@ -153,7 +153,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
 
 
 def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> Iterator[tuple[int, int]]:
-    """Yield runs of pairs that differ, of at most `most` pairs."""
+    """Yield runs of consecutive pairs that differ, with at most `most` pairs each."""
     first = 0
     while first < len(pairs):
         if pairs[first][0].digest == pairs[first][1].digest:
@@ -215,7 +215,7 @@ def _largest(dtype: str, old: Any, new: Any) -> int | float | None:
 
 
 def _numbers(dtype: str, rows: Any) -> Any:
-    """Return the numbers in rows of bytes; None if they are none."""
+    """Return the numbers in rows of bytes; None if the rows contain no numbers."""
     import numpy
 
     data = rows.tobytes()
@@ -244,7 +244,7 @@ DEPTH_SHOWN = 4
 """Largest number of levels shown of a value."""
 
 DEPTH_MAX = 100
-"""Largest number of levels walked; deeper values are compared as a whole. Python's stack has 1,000 frames."""
+"""Largest number of levels walked, since Python's stack has 1,000 frames. Deeper values are compared as a whole."""
 
 
 class StateChanges:
@@ -338,12 +338,12 @@ def _join(path: str, key: object) -> str:
 
 
 class _Alignment:
-    """Steps from one list to another: indexes.
+    """Changes that lead from one list to another, as indexes.
 
     Attributes:
-        edited: (before, after).
-        dropped: before.
-        inserted, appended: after.
+        edited: pairs of indexes (before, after).
+        dropped: indexes before.
+        inserted, appended: indexes after.
     """
 
     def __init__(self, before: Sequence[object], after: Sequence[object]) -> None:
@@ -366,7 +366,7 @@ class _Alignment:
 
 
 def _paired(before: Sequence[bytes], after: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return pairs of equal records in order: as many as possible where no two records of one list are equal."""
+    """Return pairs of equal records in order. The number of pairs is the largest possible if no two records of one list are equal."""
     front = 0
     while front < min(len(before), len(after)) and before[front] == after[front]:
         front += 1
@@ -400,7 +400,7 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _compare_lists(
     before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
 ) -> None:
-    """Compare two lists: walk edited items, and show inserted and dropped ones."""
+    """Compare two lists: walk edited items, and show inserted and dropped items."""
     alignment = _Alignment(before, after)
     if not alignment.keeps_length:
         changes.add(path, "list", **_counts(alignment, before, after, with_edited=False))
@@ -494,10 +494,10 @@ def _is_same(before: object, after: object) -> bool:
 
 
 def _identity(value: object) -> bytes:
-    """Return bytes that are equal for equal values. Saved arrays and the like count by digests: nothing is read."""
+    """Return bytes that are equal for equal values. Saved arrays and similar values are compared by digest, without reading data."""
     try:
         return _identity_encoder.encode(value)
-    except TypeError:  # The encoder can sort only keys that are text.
+    except TypeError:  # The encoder can sort only text keys.
         return _identity_encoder.encode(_with_sorted_keys(value))
 
 

@@ -1,7 +1,7 @@
-"""The mode of chandy-lamport: the fleet's epochs, with records, marker items, and the closing of the host's part.
+"""Host mode for chandy-lamport: takes part in the fleet's epochs with records and marker items, and closes the host's part of each epoch.
 
-The mark of a message is a stamp: the epoch that its sender has recorded. An agent owes a record of every epoch known to have begun, and takes it
-before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
+The mark of a message is a stamp: the epoch that its sender has recorded. An agent owes a record for every epoch known to have begun, and
+records before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ from snapline.protocols.epoch_stamped import (
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 RECORDED_AT_ONCE = 32
-"""Largest number of idle agents that record at once, when an epoch begins or between two passes of the event loop: one or two milliseconds. Otherwise
-thousands of records would delay all events."""
+"""Largest number of idle agents that record without a pause, when an epoch begins or between two passes of the event loop. This takes one
+or two milliseconds; thousands of records at once would delay all events."""
 
 
 class CoordinatedMode:
@@ -39,7 +39,8 @@ class CoordinatedMode:
 
     Attributes:
         epochs: open epochs by number, ascending.
-        unasked: agents that owe a record and may be idle. An agent that gets a message records before its turn without a request.
+        unasked: agents that owe a record, may be idle, and have not been requested to record yet. An agent that gets a message records
+            before its turn without a request.
         departed: departed agent → latest epoch begun at its departure, until a later epoch is complete.
     """
 
@@ -86,16 +87,16 @@ class CoordinatedMode:
             self._show(owner, inlet, mark, payload)
 
     def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
-        """Show the agent's core a message that is channel state, or brings news of an epoch."""
+        """Pass a message to the agent's epoch core if it belongs to a channel state, or announces an epoch."""
         _tell(owner, self._shared.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
         if stamp > self._shared.begun_epoch:
             self._begin(stamp)
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Do nothing: a record holds what waits, whatever consumes it."""
+        """Do nothing: a record contains all waiting messages, whatever consumes them later."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """The inlet's own numbers are all that a record needs."""
+        """Do nothing: a record needs only the numbers that the inlet itself keeps."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -104,19 +105,19 @@ class CoordinatedMode:
             self._record(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Epochs are the coordinator's to begin."""
+        """Do nothing: only the coordinator begins epochs."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """An epoch records all agents, whether they have moved or not."""
+        """Do nothing: an epoch records all agents, whether they have changed or not."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """Nothing was noted of the turn that would have to be undone."""
+        """Do nothing: this mode has recorded no data about the turn that would have to be undone."""
 
     def awaited(self, agent: LocalAgent) -> None:
-        """The coordinator begins an epoch for it."""
+        """Do nothing: the coordinator begins an epoch for the waiting client."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """A record holds the outbox as it is."""
+        """Do nothing: a record contains the outbox in its present state."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class CoordinatedMode:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._shared.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """Create an agent. It owes records of open epochs that began after its creation was committed."""
+        """Create an agent. The agent owes records for open epochs that began after its creation was committed."""
         unborn_in = self._shared.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
         if reserved.recorded > self._shared.begun_epoch:
@@ -145,7 +146,7 @@ class CoordinatedMode:
         """Do nothing: the agent's numbers are final; open epochs record them."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """Excuse the agent from every epoch begun after its leave."""
+        """Excuse the agent from every epoch that began after it left."""
         shared = self._shared
         newest = max(open_epochs, default=0)
         if newest > shared.begun_epoch:
@@ -159,14 +160,14 @@ class CoordinatedMode:
         self._check()
 
     def removed(self, agent: LocalAgent) -> None:
-        """Remember a departed agent: an epoch without it still has to cover its messages."""
+        """Remember a departed agent, since an epoch without the agent must still cover the agent's messages."""
         self.departed[agent.id] = (self._shared.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
         """Do nothing: the agent's record is missing, and the coordinator will end the open epochs with a plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
-        """Nothing was kept for it."""
+        """Do nothing: this mode keeps no data about the receiver."""
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class CoordinatedMode:
         self.unasked.clear()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """The line is an epoch, and durable."""
+        """Do nothing: the recovery line is an epoch, and already durable."""
 
     def welcomed(self) -> None:
         for epoch in self.epochs.values():
@@ -234,7 +235,7 @@ class CoordinatedMode:
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
     def _record(self, agent: LocalAgent) -> None:
-        """Record, between two turns, the agent's image and numbers, for every epoch it owes."""
+        """Record the agent's image and numbers between two turns, for every epoch for which the agent owes a record."""
         shared = self._shared
         boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
         for command in _tell(agent, shared.now, boundary):
@@ -263,7 +264,7 @@ class CoordinatedMode:
     # ---- epochs: links ----------------------------------------------------------------------------------------------
 
     def linked(self, peer: Peer) -> None:
-        """Expect no marker on a new link for epochs that had already begun at either end."""
+        """Expect no marker on a new link for epochs that had already begun at either end when the link opened."""
         assert peer.floor is not None
         if peer.floor > self._shared.begun_epoch:
             self._begin(peer.floor)
@@ -287,7 +288,7 @@ class CoordinatedMode:
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Send markers and close parts of epochs, as far as they are due."""
+        """Send the markers that are due, and close the host's parts that are complete."""
         self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
@@ -351,7 +352,7 @@ class CoordinatedMode:
                 _tell(agent, self._shared.now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
-        """Close the host's part and store it: nothing of this epoch can arrive here any more."""
+        """Close the host's part of the epoch and store it, since no message of this epoch can arrive here any more."""
         epoch.is_stored = True
         records: dict[str, RecordedPart] = {}
         for agent in self._shared.agents.values():
@@ -360,7 +361,7 @@ class CoordinatedMode:
             record = agent.protocol.record_of(epoch.number)
             if record.in_transit or not record.is_unborn:
                 records[agent.id] = record
-            # else: no message inside the cut is for this agent, so it does not exist there, not even as unborn.
+            # Otherwise no message inside the cut is for this agent, so the agent is not in the cut, not even as unborn.
         departed = {
             agent_id: sent for agent_id, (_, departed_agent) in self.departed.items() if (sent := departed_agent.sent())
         }
@@ -375,7 +376,7 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        """Refuse the epochs: without its image the agent would be stored as not created yet, and such a part is never reported."""
+        """Refuse the epochs. Without its image the agent would be stored as not created yet, so the host's part must never be reported."""
         for number in event.epochs:
             self._refuse(number, event.reason)
 
@@ -384,7 +385,8 @@ class CoordinatedMode:
             self._refuse(event.epoch, event.reason)
 
     def _refuse(self, number: int, reason: str) -> None:
-        """Refuse the epoch; repeated on every new stream until it has ended: a new coordinator has not received it."""
+        """Refuse the epoch. The refusal is repeated on every new stream until the epoch has ended, since a new coordinator has not received
+        it."""
         epoch = self.epochs.get(number)
         if epoch is not None:
             epoch.refusal = reason
@@ -415,7 +417,7 @@ class CoordinatedMode:
     # ---- the rest -------------------------------------------------------------------------------------------------
 
     def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Report at once: nothing here moves that a line could not have."""
+        """Report at once, since a freeze has no effect on fleets in this mode."""
         self._shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
@@ -427,7 +429,7 @@ class CoordinatedMode:
             self._check()
 
     def wakeups_ns(self) -> list[int]:
-        """Return the present time if an agent is still to record: with the loop in between."""
+        """Return the present time if an agent still has to record, so that the event loop runs once before the next records."""
         return [self._shared.now] if self.unasked else []
 
     def standing(self) -> CheckpointCondition:
@@ -449,12 +451,13 @@ class CoordinatedMode:
 
 
 def _is_marked(peer: Peer, epoch: int) -> bool:
-    """Return whether the epoch has a marker on this link. Also while its ends have not agreed: then it may have been there first."""
+    """Return whether the epoch has a marker on this link. The result is also true while the two ends have not agreed, since the link may be
+    older than the epoch."""
     return peer.floor is None or epoch > peer.floor
 
 
 def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:
-    """Pass an event to the agent's epoch core: it may owe a record after it, or no longer."""
+    """Pass an event to the agent's epoch core. The event may change whether the agent owes a record."""
     commands = agent.protocol.handle(now_ns, event)
     agent.owes = agent.protocol.owed > agent.protocol.recorded
     return commands
