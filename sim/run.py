@@ -1,8 +1,8 @@
-"""Simulated run: takes a scenario and a seed, and returns a verdict.
+"""Simulated run: executes a scenario with a seed, and returns a verdict.
 
-First the scenario's faults happen. Then they are healed, and liveness is checked: recoveries finish, epochs complete, and
-work is done. A run ends with "violation" as soon as a guarantee is broken. Without a violation, a run is "undecided" if a
-required event is missing at its end, and "broken" if its agents or the harness cannot run.
+First the scenario's faults happen. Then the faults are healed, and liveness is checked: recoveries finish, epochs
+complete, and work is done. A run ends with the verdict "violation" as soon as a guarantee is broken. Without a violation,
+a run is "undecided" if a required event is missing at its end, and "broken" if its agents or the harness cannot run.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
-"""Virtual time between checks of whether the run is over."""
+"""Virtual time between two checks of whether the run is over."""
 
 WORK_NS = 300_000_000_000
-"""Longest time for a fleet's work (`run.turns`) after its faults: 600 consecutive messages on the slowest drawn network."""
+"""Maximum time for a fleet's work (`run.turns`) after its faults: 600 consecutive messages on the slowest drawn network."""
 
 LOOKS_APART, AGENTS_PER_CHECK = 4, 1_000
-"""Invariants of all cores are checked at every fourth check of the run, in large fleets less often, and at the end."""
+"""Invariants of all cores are checked at every fourth of these checks, in large fleets less often, and at the end of the run."""
 
 Runner = Callable[[Scenario, int, Choices | None], Result]
 
@@ -49,15 +49,15 @@ def run(
     workload: Workload | None = None,
     on_world: Callable[[World], None] | None = None,
 ) -> Result:
-    """Run a drawn scenario.
+    """Run a scenario, all of whose values are drawn.
 
     Args:
-        choices: source of choices; default: the seed.
+        choices: source of choices; by default, choices are drawn from the seed.
         recording: recording to fill with the run's events.
-        mutant: seeded bug of `snapline.sim.mutants`, to check that the oracles find it.
-        workload: fleet and invariants; default: the scenario's.
-        window_at: number of the journal's piece to keep in `Result.journal`.
-        on_world: called with the world before its first event, for callers that inspect it during the run.
+        mutant: seeded bug of `snapline.sim.mutants`, for tests that the oracles find it.
+        workload: fleet and invariants; by default, those of the scenario.
+        window_at: number of the piece of the journal to keep in `Result.journal`.
+        on_world: function that is called with the world before its first event, for callers that inspect the world during the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -66,7 +66,7 @@ def run(
     gc.disable()
     logger = logging.getLogger("snapline")
     level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)  # the result has everything relevant
+    logger.setLevel(logging.CRITICAL + 1)  # the result contains everything relevant
     try:
         with _mutated(mutant), limited(scenario.limits), manifests_cached():
             built = workload or make_workload(scenario.fleet)
@@ -110,10 +110,10 @@ def _run(world: World, result: Result) -> None:
 
 
 class Watch:
-    """Watch of a run: checks the world periodically, heals it after its faults, and ends the run.
+    """Watch of a run, which checks the world periodically, heals the world after its faults, and ends the run.
 
     Attributes:
-        healed_ns: time at which all faults were healed; 0 before.
+        healed_ns: time at which all faults were healed; 0 before that.
     """
 
     def __init__(self, world: World) -> None:
@@ -140,7 +140,7 @@ class Watch:
         if self._looks % self._looks_apart == 0:
             self._validate()
         if self._heal_ns is None and now_ns > shared.scenario.liveness.within_ns:
-            self._heal_ns = now_ns  # the fleet never started
+            self._heal_ns = now_ns  # the fleet never started to work
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
@@ -160,7 +160,7 @@ class Watch:
             shared.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _missing_work(self) -> list[str]:
-        """Return the unfinished work of a user's fleet, unless the fleet is idle; final checks wait for it."""
+        """Return the unfinished work of a user's fleet, unless the fleet is idle. The final checks wait for this work."""
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
@@ -170,7 +170,7 @@ class Watch:
         return [text] if text else []
 
     def _waits_for_work(self) -> bool:
-        """Return whether to wait for a crash planned during the work; not without end, and not once the work is done."""
+        """Return whether to wait for a crash that is planned during the work. The wait is limited, and ends when the work is done."""
         world = self._world
         shared = self._shared
         idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
@@ -183,11 +183,11 @@ class Watch:
         try:
             self._world.validate()
         except AssertionError as error:
-            self._shared.kernel.is_over = False  # a failure found at the end counts too
+            self._shared.kernel.is_over = False  # failures found at the end count too
             self._shared.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
-        """Run the oracles for whole runs, and record the verdict."""
+        """Run the oracles for complete runs, and record the verdict."""
         world, shared = self._world, self._shared
         violations = shared.judge.violations
         world.probe_at_end()
@@ -232,7 +232,7 @@ class Watch:
         result.metrics = metrics_of(world)
 
     def _report_waiting(self) -> None:
-        """Report agents and clients that wait although all faults are healed and the fleet is complete. A busy fleet may be slow."""
+        """Report agents and clients that still wait although all faults are healed and the fleet is complete. A busy fleet may be slow."""
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":
@@ -249,7 +249,7 @@ class Watch:
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
-        """Return why a complete run of a user's fleet proves nothing about it; "" if it does."""
+        """Return the reason why a complete run of a user's fleet proves nothing about the fleet, or "" if it does."""
         scenario, taken = self._shared.scenario, self._shared.figures.turns
         if not scenario.run.turns or self.pending:
             return ""
@@ -279,11 +279,11 @@ ZERO = (
     *("epochs_complete", "epochs_aborted", "recoveries", "recovery_s", "agents_rolled_back", "checkpoints_lost"),
     *("lost_turns", "rollback_turns", "domino_depth", "control_messages", "piggyback_bytes"),
 )
-"""Metrics that every run reports, even if they are 0."""
+"""Metrics that every run reports, even if their value is 0."""
 
 
 def metrics_of(world: World) -> dict[str, float]:
-    """Return the metrics of one run; names end with their unit."""
+    """Return the metrics of one run by name; names end with their unit."""
     shared = world.shared
     metrics = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
     metrics["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())

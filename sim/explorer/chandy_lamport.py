@@ -1,43 +1,43 @@
-"""Chandy and Lamport's plain snapshot algorithm: fixed channels, markers only.
+"""Chandy and Lamport's plain snapshot algorithm, with fixed channels and markers only.
 
 Theory of operation
 -------------------
 Problem: record one state per agent, and the messages in transit between those states, while the fleet continues to run.
 Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
 
-An agent that starts snapshot k records its state and puts marker k on every outgoing channel before any later send. It then
-records the messages that arrive on every incoming channel until marker k arrives there. The first marker of an unknown k
-starts k at the receiver and closes its own channel as empty, because earlier messages were received before the record. When
-every incoming channel is closed, the agent's part of the snapshot is complete.
+An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send. The
+agent then records the messages that arrive on every incoming channel until marker k arrives on that channel. The first
+marker of an unknown k starts k at the receiver. That marker's own channel is closed as empty, because earlier messages were
+received before the record. When every incoming channel is closed, the agent's part of the snapshot is complete.
 
 Correctness: a message that left before the sender's record is ahead of the marker on its FIFO channel. So the receiver either
-consumed it before its own record, or records it before the marker closes the channel (G2). A message that left after the
-record is behind the marker, so its receiver has recorded by then (G1).
+consumed the message before its own record, or records the message before the marker closes the channel (G2). A message that
+left after the sender's record is behind the marker, so its receiver has recorded its state before the message arrives (G1).
 
-All state is keyed by the snapshot's id. Ids are independent and unordered: an agent may record 5 before 4, and a message may
-belong to several snapshots. If several causes start one id, the first one counts.
+All state is stored by the snapshot's id. Ids are independent and unordered: an agent may record 5 before 4, and a message
+may belong to several snapshots. If several requests or markers start the same id, the first one counts.
 
 Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM
 TOCS 3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots may be open at once,
 distinguished by id, and an agent may receive more than one request to start an id.
 
-Invariants (see `validate`): every recorded, incomplete snapshot has at least one open channel; each incoming channel
-is either open or closed in it, never both; of a complete snapshot only the id is kept.
+Invariants (see `validate`): every recorded, incomplete snapshot has at least one open channel; each incoming channel is
+either open or closed in it, never both; only the id of a complete snapshot is kept.
 
 The caller's duties:
 
-1. Carry out the commands in order, and before any send of a later turn. *Safety depends on this rule:* a send that overtakes
+1. Execute the commands in order, and before any send of a later turn. *Safety depends on this rule:* a send that overtakes
    the marker becomes an orphan.
-2. Hand a message to the core first, then to the agent: a message counts as received when the core has returned.
+2. Pass each message to the core first, then to the agent: a message counts as received when the core has returned.
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
-4. Make every agent aware of a snapshot: by markers if channels reach it, otherwise by `SnapshotStarted`.
+4. Ensure that every agent learns of a snapshot: by markers if channels reach the agent, otherwise by `SnapshotStarted`.
 
-Not covered: channels opened later, and agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers them.
-This core is the reference: it is explored, scripted, and compared with published executions.
+Not covered: channels opened later, and agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers both.
+This core is the reference: it is explored and scripted, and its executions are compared with published ones.
 
-`PlainModel` is the explorer's model of a fleet under this algorithm. Channels form a full mesh. A message is handed to the core and
-consumed in one step. An agent sends its markers in the step in which it records. Any agent may be the first to receive an
-epoch's announcement. Agents report complete records at once.
+`PlainModel` is the explorer's model of a fleet under this algorithm. Channels form a full mesh. A message is passed to the core and
+consumed in one step. An agent sends its markers in the step in which it records its state. Any agent may be the first to receive
+the announcement of an epoch. Agents report complete records at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,48 +50,48 @@ from snapline.sim.explorer.epoch_model import EpochModel, EpochNode, MarkerItem,
 from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of
 
 SNAPSHOTS_OPEN_MAX = 1_024
-"""Maximum number of incomplete snapshots of an agent. Usually there are at most ten; a thousand means that markers are lost."""
+"""Maximum number of incomplete snapshots of an agent. Usually there are at most ten; a thousand indicates that markers are lost."""
 
 SNAPSHOTS_REMEMBERED_MAX = 65_536
-"""Number of complete ids kept to recognise a late second cause of the same id. A cause that arrives 65,536 snapshots late
-would record the id a second time."""
+"""Number of complete ids that are kept, so that a late request or marker of the same id is recognised. A request or
+marker that arrives 65,536 snapshots late would record the id a second time."""
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Request to start `snapshot`, or notice of it. A no-op if the snapshot is recorded here."""
+    """Request to start `snapshot`, or notice that it has started. Has no effect if this agent has recorded the snapshot."""
 
     snapshot: int
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message arrived on the channel from the agent `channel`; its turn follows."""
+    """A message arrived on the channel from the agent `channel`; the turn that consumes it follows."""
 
     channel: str
     payload: bytes
 
 
 class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Marker `snapshot` arrived on the channel from the agent `channel`."""
+    """The marker of `snapshot` arrived on the channel from the agent `channel`."""
 
     channel: str
     snapshot: int
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's state now; it is the agent's part of `snapshot`."""
+    """Capture the agent's state now, as the agent's part of `snapshot`."""
 
     snapshot: int
 
 
 class SendMarker(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Put marker `snapshot` on the channel to the agent `channel`, ahead of every later send."""
+    """Send the marker of `snapshot` on the channel to the agent `channel`, before every later send."""
 
     channel: str
     snapshot: int
 
 
 class CompleteSnapshot(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Report the agent's part as complete: every incoming channel is closed and has an entry, perhaps empty, in `channel_states`."""
+    """Report the agent's part as complete. Every incoming channel is closed and has an entry in `channel_states`, which may be empty."""
 
     snapshot: int
     channel_states: dict[str, tuple[bytes, ...]]
@@ -104,7 +104,7 @@ ChannelStates = tuple[tuple[str, tuple[bytes, ...]], ...]
 
 
 class ChandyLamportImage(msgspec.Struct, frozen=True):
-    """Hashable image of a core. `snapshots`: (id, open channel states, closed channel states)."""
+    """Hashable image of a core. Each entry of `snapshots` is (id, open channel states, closed channel states)."""
 
     agent: str
     incoming: tuple[str, ...]
@@ -114,11 +114,11 @@ class ChandyLamportImage(msgspec.Struct, frozen=True):
 
 
 class _Recording:
-    """A recorded, incomplete snapshot.
+    """A snapshot that is recorded but incomplete.
 
     Attributes:
-        open: messages since the record, in order, by incoming channel whose marker has not arrived.
-        closed: final channel state, by incoming channel whose marker has arrived.
+        open: messages since the record, in order, for each incoming channel whose marker has not arrived.
+        closed: final channel state of each incoming channel whose marker has arrived.
     """
 
     __slots__ = ("closed", "open")
@@ -129,13 +129,13 @@ class _Recording:
 
 
 class ChandyLamportCore:
-    """One agent's core of plain Chandy-Lamport snapshots. Not thread-safe; no I/O.
+    """Core of one agent for plain Chandy-Lamport snapshots. The core is not thread-safe and does no I/O.
 
     Attributes:
-        agent: id of this agent, for error messages.
-        incoming: agents at the other ends of the incoming channels, ascending; fixed.
-        outgoing: agents at the other ends of the outgoing channels, ascending; markers are sent in this order.
-        _recordings: recorded, incomplete snapshots by id, in the order of recording.
+        agent: id of the agent, for error messages.
+        incoming: agents at the other ends of the incoming channels, in ascending order; fixed.
+        outgoing: agents at the other ends of the outgoing channels, in ascending order; markers are sent in this order.
+        _recordings: incomplete snapshots by id, in the order in which they were recorded.
         _complete: ids of complete snapshots, oldest first; at most SNAPSHOTS_REMEMBERED_MAX.
     """
 
@@ -149,7 +149,7 @@ class ChandyLamportCore:
         self._complete: dict[int, None] = {}
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return the commands to carry out, in order.
+        """Handle one event, and return the commands to execute, in order.
 
         Raises:
             ProtocolError: an unknown channel, a second marker of one id on one channel, or too many open snapshots.
@@ -195,14 +195,14 @@ class ChandyLamportCore:
             )
 
     def _start(self, snapshot: int) -> list[Command]:
-        """Record the state, and send the markers before any other send (the marker-sending rule)."""
+        """Record the state, and send the markers before any other message (the marker-sending rule)."""
         if len(self._recordings) >= SNAPSHOTS_OPEN_MAX:
             raise ProtocolError(f"{self.agent} has {SNAPSHOTS_OPEN_MAX} snapshots open; end some before {snapshot}")
         self._recordings[snapshot] = _Recording(self.incoming)
         return [RecordState(snapshot), *(SendMarker(channel, snapshot) for channel in self.outgoing)]
 
     def _record_message(self, channel: str, payload: bytes) -> None:
-        """Add a message to every snapshot in which its channel is open."""
+        """Add a message to every snapshot in which the message's channel is open."""
         for recording in self._recordings.values():
             messages = recording.open.get(channel)
             if messages is not None:
@@ -239,7 +239,7 @@ class ChandyLamportCore:
             assert recording.open.keys() | recording.closed.keys() == channels, f"{about}: a channel is missing"
 
     def freeze(self) -> ChandyLamportImage:
-        """Return a hashable image of the whole state."""
+        """Return a hashable image of the core's whole state."""
         snapshots = tuple(
             (
                 snapshot,
@@ -252,7 +252,7 @@ class ChandyLamportCore:
 
     @classmethod
     def restore(cls, image: ChandyLamportImage) -> Self:
-        """Build a core with exactly the state of the frozen one."""
+        """Return a core with exactly the state in the image."""
         core = cls(image.agent, incoming=image.incoming, outgoing=image.outgoing)
         for snapshot, open_states, closed_states in image.snapshots:
             recording = _Recording(())
@@ -313,7 +313,7 @@ class PlainModel(EpochModel):
         return self.consume(node, sender, item), outputs
 
     def feed(self, agent: int, node: EpochNode, event: msgspec.Struct) -> tuple[EpochNode, Outputs]:
-        """Hand an event to the core and carry out its commands."""
+        """Pass an event to the core and execute the commands that it returns."""
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
         outputs: Outputs = ()
@@ -323,7 +323,7 @@ class PlainModel(EpochModel):
         return node, outputs
 
     def execute(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
-        """Carry out one command."""
+        """Execute one command of the core."""
         match command:
             case RecordState():
                 return node._replace(records=(*node.records, Record(command.snapshot, node.books))), ()
@@ -335,7 +335,7 @@ class PlainModel(EpochModel):
         raise AssertionError(f"an unknown command {command}")
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
-        """Report at once. Delays need no model: until the last report, the epoch is open and a crash rolls all agents back."""
+        """Report at once. Delays need not be modelled: until the last report, the epoch is open and a crash rolls all agents back."""
         books = next(record.books for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

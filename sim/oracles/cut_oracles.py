@@ -1,30 +1,31 @@
-"""Check a complete epoch against the ground truth: orphans (G1), channel states (G2), stored images (G3, G11), and `stop_when` (G3).
+"""Oracles that compare a complete epoch with the ground truth: orphans (G1), channel states (G2), images (G3, G11), `stop_when` (G3).
 
 Theory of operation
 -------------------
 An epoch names one checkpoint for each of its agents. The ground truth knows after how many turns each image was taken. So it
-knows for each channel which messages had been sent and which had been consumed inside the cut:
+knows for each channel which messages had been sent and which had been consumed inside the cut. The oracles compare:
 
-    orphan          consumed inside, but not sent inside, or still in the sender's outbox: a restart would send it again
+    orphan          consumed inside, but not sent inside, or still in the sender's outbox: a restart would send the message again
     channel state   sent inside and not consumed inside, in order = stored in-transit messages, then the sender's outbox
 
-*Members.* An unborn agent has taken no turn. An agent outside the epoch was either gone before it (then all its messages count
-as sent inside), or was created after it (then none counts). An agent is gone if it has stopped, and its creation had left its
-parent inside the cut. Messages waiting for an agent that is leaving or gone will become dead letters, so these channels are not
-compared. No message may have left for any other agent outside the epoch.
+*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch was either gone before the
+epoch (then all its messages count as sent inside) or was created after it (then none counts). An agent is gone if it has
+stopped, and its creation had left its parent inside the cut. Messages that wait for an agent that is leaving or gone will
+become dead letters, so these channels are not compared. No message may have left for any other agent outside the epoch.
 
-*Vector clocks* check the same without channel counts: the cut is consistent iff no agent depends on more turns of another agent
-than are inside the cut (Mattern 1989). They do not cover outboxes.
+*Vector clocks* check for orphans without channel counts: the cut is consistent iff no agent depends on more turns of another
+agent than are inside the cut (Mattern 1989). Vector clocks do not cover outboxes.
 
-*Stops.* A fleet ends when its `stop_when` holds of a complete cut, and not otherwise. The oracle evaluates the user's predicate on
-every complete cut that the world reads back, after the other oracles have compared the cut with the ground truth. It checks:
+*Stops.* A fleet ends when its `stop_when` is true for a complete cut, and not otherwise. The oracle evaluates the user's predicate
+on every complete cut that the world reads from the store, after the other oracles have compared the cut with the ground truth. The
+oracle checks:
 
-- A "stopped" fleet stopped at one of these cuts, and the predicate holds of it (G3).
-- Once the predicate holds of the newest cut, the fleet ends, or completes a cut of which it does not hold (G10). This is checked at
-  the end of a run.
-- A fleet with effects ends in a cut without open effects, and turns that have had an effect get some seconds to end (G12).
+- A "stopped" fleet stopped at one of these cuts, for which the predicate is true (G3).
+- Once the predicate is true for the newest cut, the fleet ends, or completes a cut for which the predicate is false (G10). This is
+  checked at the end of a run.
+- A fleet with effects ends in a cut without open effects. Turns that have had an effect get a few seconds to end (G12).
 
-A predicate that raises ends the fleet as failed, and is not judged here.
+A predicate that raises an exception ends the fleet as failed, and is not judged here.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -49,7 +50,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 def record_cut(
     books: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Return every agent's place in the cut, with findings for checkpoints that were never captured or differ from their image."""
+    """Return every agent's position in the cut, with findings for checkpoints that were never captured or that differ from their image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = books.branch_of(plan)
@@ -79,7 +80,7 @@ def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: Age
 
 
 def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-    """Add the agents that were gone before the cut, parents before their children."""
+    """Add the agents that had left before the cut, parents before their children."""
     waiting = [x for x in branch.histories.values() if x.stopped_at and x.agent not in cut.places]
     is_growing = True
     while waiting and is_growing:
@@ -92,7 +93,7 @@ def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentChe
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Mapping[str, AgentCheckpoint]) -> bool:
-    """Return whether the creation of `agent` had left its parent inside the cut; true for initial agents."""
+    """Return whether the creation of `agent` had left its parent inside the cut; always true for initial agents."""
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -140,7 +141,7 @@ def check_counts(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, A
 
 
 def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
-    """Check that no message had left for an agent that is outside the cut and was not gone before it: it would be lost."""
+    """Check that no message had left for an agent that is outside the cut and had not left before the cut; such a message would be lost."""
     left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -165,11 +166,11 @@ def _check_channel(
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
-    """Check that a channel's in-transit messages and outbox are the messages sent but not consumed inside the cut."""
+    """Check that a channel's in-transit messages and the outbox are exactly the messages that were sent but not consumed inside the cut."""
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
-        return  # empty, as expected
+        return  # the channel is empty, as expected
     expected = channel.sent[got:sent]
     if channel.void:
         expected = [
@@ -181,7 +182,7 @@ def _check_channel(
     actual = stored + parked
     sender = checkpoints.get(channel.sender)
     if sender is not None and sender.spawns and any(spawn.agent == channel.receiver for spawn in sender.spawns):
-        # A creation that waits for its id is kept apart from the outbox, unlike the messages sent before and after it.
+        # A creation that waits for its id is stored separately from the outbox, unlike the messages sent before and after it.
         expected = [payload for payload in expected if payload[:1] != CREATE]
         actual = [payload for payload in actual if payload[:1] != CREATE]
     if actual != expected:
@@ -196,7 +197,7 @@ def _check_channel(
 
 
 def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
-    """Return how many messages the sender's turns had sent at its place, including those in its outbox."""
+    """Return the number of messages that the sender's turns had sent at its position, including those in its outbox."""
     return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 
@@ -208,7 +209,7 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
 
 
 def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
-    """Check orphans by vector clocks."""
+    """Check for orphans by comparing vector clocks."""
     branch = books.branch_of(cut.plan)
     inside = [0] * len(books.places)
     for agent, place in cut.places.items():
@@ -232,7 +233,7 @@ def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
 
 
 def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
-    """Names of the probes that this epoch hits."""
+    """Return the names of the probes that this epoch hits."""
     if any(any(x.in_transit.values()) for x in checkpoints.values()):
         yield "channel state not empty"
     if any(x.outbox for x in checkpoints.values()):
@@ -247,7 +248,7 @@ def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, Age
 
 
 def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[str]:
-    """Yield the names of the probes that a finished run has hit. `initial`: the run's initial agents."""
+    """Yield the names of the probes that a finished run has hit. `initial` contains the run's initial agents."""
     dead_letters, outputs, branch = books.dead_letters, books.outputs, books.branches.get(books.newest_plan)
     histories = branch.histories if branch is not None else {}
     evidence_of: dict[str, object] = {
@@ -269,22 +270,22 @@ def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[s
 
 
 TURNS_NS = 5_000_000_000
-"""Time that the stop waits for turns that have had an effect."""
+"""Time in nanoseconds that a stop waits for turns that have had an effect."""
 
 
 class StopOracle:
-    """Result of `stop_when` for each complete cut."""
+    """Oracle that evaluates `stop_when` for each complete cut."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._holds = fleet.stop_when
         self._said: dict[int, bool] = {}
         self._held_ns: int | None = None
-        """Time at which the predicate first held."""
+        """Time at which the predicate was first true."""
         self._open: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """Epoch → its open effects, and its running turns that have had effects."""
+        """For each epoch: its open effects, and its running turns that have had effects."""
 
     def on_cut(self, t_ns: int, cut: Cut) -> None:
-        """Evaluate the predicate on a complete epoch."""
+        """Evaluate the predicate for a complete epoch."""
         if self._holds is None:
             return
         try:
@@ -296,7 +297,7 @@ class StopOracle:
             self._said.pop(cut.epoch, None)  # the fleet will fail with the user's error
 
     def on_ended(self, t_ns: int, kind: op.EndFleet) -> Iterator[Finding]:
-        """Check a committed EndFleet."""
+        """Check a committed EndFleet entry."""
         effects, turns = self._open.get(kind.epoch, ((), ()))
         if kind.outcome == "stopped" and effects:
             yield "stop", "G12", f"the fleet has stopped in epoch {kind.epoch} with open effects: {', '.join(effects)}"
@@ -311,5 +312,5 @@ class StopOracle:
             yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {reason}"
 
     def required_reason(self, newest: int) -> str:
-        """Return why the fleet must end; "" if it need not."""
+        """Return the reason for which the fleet must end, or "" if it need not end."""
         return f"stop_when holds of epoch {newest}, and the fleet has not ended" if self._said.get(newest) else ""

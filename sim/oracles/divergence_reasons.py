@@ -1,15 +1,16 @@
-"""The reason why a replayed turn diverges: state outside checkpoints that its handler uses.
+"""Search for the reason why a replayed turn diverges: state outside checkpoints that its handler uses.
 
 Theory of operation
 -------------------
-The replay oracles (`replay_oracles.py`) detect that a replayed turn diverges. This module looks only for the reason, so that the
-violation names a line. It follows a handler's bytecode through functions and classes of the agents' own modules. It records the global variables
-and class attributes that the handler uses, and its calls of clocks and random generators. Values are recorded before the first turn of an agent
-class in a run. The reason is a variable whose value has changed at the end, or else one of the calls.
+The replay oracles (`replay_oracles.py`) detect that a replayed turn diverges. This module searches only for the reason, so that the
+violation names a line. The search follows a handler's bytecode through functions and classes of the agents' own modules. It records the
+global variables and class attributes that the handler uses, and the handler's calls of clocks and random generators. Values are recorded
+before the first turn of an agent class in a run. The reason is a variable whose value has changed by the end of the run, or else one of the
+calls.
 
-The next run in this process finds those variables with their earlier values, as a new process would, unless other code has changed them.
+The next run in this process starts with the earlier values of those variables, as in a new process, unless other code has changed them.
 
-A constant, a cache with reproducible values or an unread counter is never reported, since no replay diverges because of it.
+Constants, caches with reproducible values and unread counters are never reported, since no replay diverges because of them.
 """
 
 import contextlib
@@ -28,33 +29,34 @@ from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import own_modules
 
 LEFT = "__snapline_left__"
-"""Name under which changed values are kept in a user's module."""
+"""Name of the attribute in a user's module under which changed values are kept."""
 
 OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
-"""Modules whose functions return another value on each call."""
+"""Modules with functions that return a different value on each call."""
 
 INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
 
 FUNCTIONS_MAX = 1_000
-"""Largest number of functions searched per handler; further ones are not checked."""
+"""Maximum number of functions searched per handler; further functions are not checked."""
 
 COPIED_BYTES_MAX = 2**20
-"""Largest content of a variable that is copied. Larger ones, such as data loaded by a module, are compared by size and not reset."""
+"""Maximum size in bytes of a variable's value that is copied. Larger values, such as data loaded by a module, are compared by size and not
+reset."""
 
 ITEMS_MAX = 10_000
-"""Largest number of items in a container that is checked."""
+"""Maximum number of items in a container that is checked."""
 
 _CONTAINERS = (list, bytearray, dict, set)
 
 REASONS_MAX = 2
-"""Number of reasons in one report; further ones mostly have the same cause."""
+"""Maximum number of reasons in one report; further reasons usually have the same cause."""
 
 _Key = tuple[str, str]
-"""Module, or module and class, and the name in it."""
+"""Module, or module and class, and the name of the variable there."""
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A place where a handler uses a variable, or calls an outside function."""
+    """A source location at which a handler uses a variable or calls an outside function."""
 
     key: _Key
     place: str
@@ -63,14 +65,14 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Variable:
-    """A global variable in `names`, or an attribute of the class `of_class`."""
+    """A global variable in `names`, or a class attribute of `of_class`."""
 
     def __init__(self, name: str, names: dict[str, Any], of_class: type | None = None) -> None:
         self._name = name
         self._names = names
         self._class = of_class
 
-    def get(self) -> Any:  # of whatever type it is
+    def get(self) -> Any:  # values have arbitrary types
         return self._names.get(self._name) if self._class is None else vars(self._class).get(self._name)
 
     def bind(self, value: Any) -> None:
@@ -81,12 +83,13 @@ class Variable:
             setattr(self._class, self._name, value)
 
     def set(self, other: Any) -> None:
-        """Set another value. A container is changed in place, since other names may refer to it."""
+        """Set the variable to another value. A container is changed in place, since other names may refer to it."""
         if not _filled(self.get(), other):
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """Return the values that runs in this process have left in variables, with the earlier values. The module holds both."""
+        """Return the values that earlier runs in this process have left in variables, and the values before those runs. The module stores
+        both."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
@@ -94,7 +97,7 @@ class Variable:
 
 
 def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
-    """Fill a container with the content of another one; return False if they are not containers."""
+    """Fill a container with the contents of another one; return False if the values are not containers."""
     match value, other:
         case (list(), list()) | (bytearray(), bytearray()):
             value[:] = other
@@ -116,7 +119,7 @@ class DivergenceReasons:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Record what an agent class uses, before its first turn; later calls have no effect."""
+        """Record what an agent class uses, before its first turn. Later calls for the same class have no effect."""
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -128,7 +131,7 @@ class DivergenceReasons:
                 self._note(key, variable)
 
     def _note(self, key: _Key, variable: Variable) -> None:
-        """Record the variable; first reset it as in a new process, if only the previous run has changed it."""
+        """Record the variable. If only the previous run has changed it, first reset it to its value in a new process."""
         left_image, first = variable.left().pop(key, (b"", None))
         if left_image == _image(variable.get()):
             variable.set(copy.deepcopy(first))
@@ -138,7 +141,7 @@ class DivergenceReasons:
                 self._first[key] = copy.deepcopy(variable.get())
 
     def finish(self) -> None:
-        """Record the values that the run has left in variables, for the next run."""
+        """Record the values that the run has left in variables, so that the next run can reset them."""
         for key in self._changed():
             if key in self._first:
                 variable = self._variables[key]
@@ -146,7 +149,7 @@ class DivergenceReasons:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Give the variables their values from before the run, as in a new process, while inside."""
+        """Within a `with` block, give the variables their values from before the run, as in a new process."""
         changed = {key: self._variables[key].get() for key in self._changed() if key in self._first}
         present = {key: copy.copy(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
         for key in changed:
@@ -163,7 +166,8 @@ class DivergenceReasons:
         return [key for key, variable in self._variables.items() if _image(variable.get()) != self._before[key]]
 
     def reasons(self, agent_class: type[Agent], handler: str = "") -> list[tuple[str, str]]:
-        """Return possible reasons for the divergence: handlers with their places, and the use. `handler`: only this one."""
+        """Return possible reasons for the divergence, with locations of handlers and of the use. If `handler` is set, only that handler is
+        considered."""
         found = {name: uses for name, uses in self._uses.get(agent_class, {}).items() if handler in ("", name)}
         texts = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
         if not texts:
@@ -172,7 +176,7 @@ class DivergenceReasons:
 
 
 def place_of(agent_class: type, handler: str) -> str:
-    """Return a handler's name with its file and line."""
+    """Return the name of a handler with its file and line."""
     function = getattr(agent_class, handler, None)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     return f"{handler} ({relative(code.co_filename)}:{code.co_firstlineno})" if code else handler
@@ -184,7 +188,7 @@ def relative(text: str) -> str:
 
 
 def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) -> tuple[str, str] | None:
-    """Return the place of a handler that uses a changed variable, one that sets it if any does, and the reason."""
+    """Return the reason, and the location of a handler that uses a changed variable, preferably of one that sets the variable."""
     of_key = [(name, use) for name, each in uses.items() for use in each if use.key == key and not use.is_call]
     if not of_key:
         return None
@@ -204,7 +208,7 @@ def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[s
 
 
 class _Search:
-    """Search through the code of handlers.
+    """Search through the code of handlers for uses of state outside checkpoints.
 
     Attributes:
         variables: variables that the code uses.
@@ -216,7 +220,7 @@ class _Search:
         self.variables: dict[_Key, Variable] = {}
 
     def uses_of(self, function: object) -> list[Use]:
-        """Return the uses in a function, and in all functions of the agents' own modules that it calls."""
+        """Return the uses in a function, and in all functions of the agents' own modules that the function calls."""
         uses: list[Use] = []
         waiting, seen = [function], dict[CodeType, None]()
         while waiting and len(seen) < FUNCTIONS_MAX:
@@ -229,7 +233,7 @@ class _Search:
         return uses
 
     def _follow(self, code: CodeType, names: dict[str, Any], found: list[Use]) -> Iterator[object]:
-        """Record the uses in one code object; yield the functions that it may call."""
+        """Record the uses in one code object, and yield the functions that the code may call."""
         holder: object = None
         line = code.co_firstlineno
         for step in dis.get_instructions(code):
@@ -264,7 +268,7 @@ class _Search:
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
-        """Follow an attribute of a module, of a class, or of a value that may be the agent."""
+        """Follow an attribute of a module, of a class, or of a value that may be the agent itself."""
         if isinstance(holder, ModuleType):
             if holder.__name__ in OUTSIDE and holder.__name__ != "os":
                 found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))
@@ -297,7 +301,7 @@ class _Search:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code object and all nested ones."""
+    """Yield the code object and all code objects nested in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -309,7 +313,7 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Return whether the value may change: not a module, function or class, nor an object of certain libraries."""
+    """Return whether the value may change: it is no module, function or class, and no object of certain libraries."""
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
@@ -320,12 +324,12 @@ def _is_large(value: object) -> bool:
 
 
 def _image(value: Any) -> bytes:
-    """Return the bytes by which a value is compared: its content if it can be encoded, else its type."""
+    """Return the bytes by which a value is compared: its contents if they can be encoded, else its type."""
     if _is_large(value):
         return f"{len(value)} items".encode()
     try:
         return msgspec.msgpack.encode(value, enc_hook=_plain, order="deterministic")
-    except Exception:  # arbitrary user classes
+    except Exception:  # user classes may raise anything
         return type(value).__qualname__.encode()
 
 

@@ -239,12 +239,12 @@ class _Entry(msgspec.Struct):
 
 class _Proposal(msgspec.Struct):
     entry: bytes
-    floor: int  # greatest index acknowledged when the proposal was made
+    floor: int  # greatest index that had been acknowledged when the proposal was made
     is_rejected: bool = False
 
 
 class LogHistory:
-    """Proposals, answers, and committed entries."""
+    """Proposals, their answers, and committed entries of one run."""
 
     def __init__(self) -> None:
         self._proposals: dict[int, _Proposal] = {}
@@ -270,7 +270,7 @@ class LogHistory:
         copies = self._committed.setdefault(entry, [])
         copies.append(_Entry(index, result))
         if not self._proposals:
-            return  # proposals are not reported
+            return  # this world does not report proposals
         proposed = [self._proposals[x] for x in self._proposed.get(entry, ())]
         if len(copies) > len(proposed):
             yield "log", "G8", f"entry {index} was committed {len(copies)} times and proposed {len(proposed)} times"
@@ -278,7 +278,7 @@ class LogHistory:
             yield "log", "G8", f"entry {index} is in the log, and its proposal was rejected"
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
-        """Check an answer to a caller; `index` of the entry if known."""
+        """Check the outcome of a proposal that a caller received; `index` is the index of its entry, if known."""
         record = self._proposals[proposal]
         if isinstance(outcome, Rejected):
             record.is_rejected = True
@@ -321,7 +321,7 @@ class LogHistory:
 
 
 class LogCall(msgspec.Struct, frozen=True):
-    """One call of a log: the times of call and answer, and the outcome. `place`: index of its entry if it was acknowledged."""
+    """One call of a log: the times of call and answer, and the outcome. `place` is the index of the call's entry if it was acknowledged."""
 
     value: bytes
     called: int
@@ -333,7 +333,7 @@ class LogCall(msgspec.Struct, frozen=True):
 def is_linearizable(calls: Sequence[LogCall], log: Sequence[bytes]) -> bool:
     """Return whether some order of the calls explains the answers and the final `log`.
 
-    Tries every order that real time allows, with every subset of the calls with unknown outcome.
+    The function tries every order that real time allows, with every subset of the calls whose outcome is unknown.
 
     Raises:
         ValueError: there are more calls than can be checked.

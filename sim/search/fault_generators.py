@@ -1,6 +1,6 @@
 """Generators that draw one fault of a kind: start, duration, targets and parameters.
 
-Names in a drawn fault are those of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
+Names in a drawn fault are names of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ MS = 1_000_000
 S = 1_000_000_000
 
 MESSAGES_ENDLESS = 1000
-"""Number of messages assumed for one run of an endless pattern."""
+"""Number of messages that is assumed for one run of an endless pattern."""
 
 _Option = TypeVar("_Option")
 
@@ -64,31 +64,32 @@ class ScenarioDraw:
         return self.below(n, *key) == n - 1
 
     def one_in_separate(self, n: int, *key: str | int) -> bool:
-        """Draw from a separate stream, so that a newly added draw does not change the other draws of a seed."""
+        """Draw from a separate stream, so that a new kind of draw does not change the other draws of a seed."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_separate(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from that separate stream."""
+        """Draw a number below `n` from the separate stream of `one_in_separate`."""
         return self._choices.pick("swarm, apart", key, n)
 
     def below_for_clients(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream of clients."""
+        """Draw a number below `n` from the stream for clients."""
         return self._choices.pick("swarm, clients", key, n)
 
     def below_for_outputs(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream of outputs."""
+        """Draw a number below `n` from the stream for outputs."""
         return self._choices.pick("swarm, outputs", key, n)
 
     def below_for_operators(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream of operators."""
+        """Draw a number below `n` from the stream for operators."""
         return self._choices.pick("swarm, operators", key, n)
 
     def below_for_steps(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream of steps."""
+        """Draw a number below `n` from the stream for steps."""
         return self._choices.pick("swarm, steps", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
-        """Draw a time, evenly over orders of magnitude: a doubling, then a value within it, rounded to two or three digits."""
+        """Draw a time in nanoseconds, evenly over orders of magnitude: first a power of two, then a value up to the next one, rounded to
+        two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
@@ -104,17 +105,17 @@ _START_NS = 400 * MS
 
 
 def _work_ns(pattern: PatternPart) -> int:
-    """Return the approximate time that a pattern's messages keep a fleet busy."""
+    """Return the approximate time in nanoseconds for which a pattern's messages keep a fleet busy."""
     messages = pattern.messages or MESSAGES_ENDLESS
     return round(messages / pattern.rate_per_s) * S if pattern.rate_per_s else _START_NS
 
 
 class Span:
-    """Time of one fault. In two thirds of cases it begins during the work, soon after the fleet's start.
+    """Start and duration of one fault. In two thirds of cases the fault begins during the work, soon after the fleet's start.
 
     Attributes:
         at: start of the fault.
-        room_ns: time from there until the run's faults must be over.
+        room_ns: time from the start until all faults of the run must have ended.
     """
 
     def __init__(self, dice: ScenarioDraw, scenario: Scenario, index: int, faults_max: int) -> None:
@@ -144,13 +145,13 @@ class Span:
         return self.dice.between(least, most, *self.key(*what))
 
     def lasts(self) -> str:
-        """Draw a duration. Half of the drawn ones last longer than it takes to declare a host lost and recover without it."""
+        """Draw a duration. Half of the drawn durations are longer than it takes to declare a host lost and recover without it."""
         if self.room_ns > 2 * S and self.one_in(2, "is long"):
             return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the scope of a network fault: everywhere in a third of cases, else a pair or one direction of it."""
+        """Draw the scope of a network fault: all nodes in a third of cases, otherwise a pair or one direction of a pair."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -159,11 +160,11 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Draw a moment, mostly one of the coordinator's."""
+        """Draw a moment at which a fault happens, usually one of the coordinator's moments."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
-        """Draw the number of the moment's occurrence that is hit. A run has tens to hundreds of them."""
+        """Draw which occurrence of the moment causes the fault. A run has tens to hundreds of occurrences."""
         return 1 << self.between(0, 5, "hit", "doubling") | self.between(0, 31, "hit", "rest") >> 1
 
     def back_after(self) -> str:
@@ -227,7 +228,7 @@ def _draw_partition(span: Span) -> Word:
 
 
 def _draw_crash(span: Span) -> Word:
-    """Draw a crash: half of them at a given time, and a rolling one only if there is time for all hosts."""
+    """Draw a crash. Half of the crashes happen at a given time. A rolling crash is drawn only if there is time for all hosts."""
     after = span.back_after()
     match span.between(0, 7, "style"):
         case 0 | 1:
@@ -257,7 +258,7 @@ def _draw_pause(span: Span) -> Word:
 
 
 def _draw_hang(span: Span) -> Word:
-    """Draw a hang. If there is time, half of them last longer than the fleet waits for a host without progress."""
+    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host without progress."""
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()

@@ -3,23 +3,25 @@
 Theory of operation
 -------------------
 *Pairs.* For each receiver, an agent keeps the number of messages sent and a chain: a running checksum over these messages
-in order. For each sender, it keeps the same over the messages consumed. Each message carries its number on its ordered
-pair. A cut is consistent, with exact channel states (G1, G2), if this holds for every ordered pair (s, r): the messages in
-transit are numbered consumed + 1 … sent, and they extend r's chain of consumed messages to s's chain of sent messages.
-A lost, duplicated, swapped, changed or invented message violates this, and so does a state of another turn.
+in order. For each sender, the agent keeps the same for the messages consumed. Each message carries its number on its
+ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if two conditions hold for every ordered
+pair (s, r). The messages in transit are numbered consumed + 1 … sent, and they extend r's chain of consumed messages to
+s's chain of sent messages. A lost, duplicated, swapped, changed or invented message violates a condition, and so does a
+state of another turn.
 
 *Work.* Every send costs one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
 every consistent cut
 
     messages sent so far + work in states + work in transit = initial work,
 
-and a finished run has sent exactly that number of messages, whatever the order of events was.
+and a finished run has sent exactly that number of messages, whatever the order of its events was.
 
-*Timers.* An agent has at most one timer, and its state records it. A cut holds as many timers as the states record.
+*Timers.* An agent has at most one timer, and its state records whether the timer is set. A cut must hold as many timers as the states
+record.
 
-The chain is a polynomial modulo 2**48 over checksums of messages. It does not protect against deliberate forgery.
+A chain is a polynomial modulo 2**48 over checksums of messages. Chains do not protect against deliberate forgery.
 
-*Inputs* of simulated clients (`Nudge`) cause a turn and change no state.
+*Inputs* of simulated clients (`Nudge`) cause a turn but change no state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,15 +33,16 @@ import msgspec
 import snapline
 
 RAISES = 0.75
-"""Probability that a raising handler raises. Three attempts usually end in a dead letter; retrying it usually succeeds."""
+"""Probability that a handler that may raise does so. Three attempts usually end in a dead letter, and retrying the dead letter usually
+succeeds."""
 
 
 class Nudge(snapline.Message, frozen=True):
-    """The `serial`-th input of a client.
+    """Input of a client; the `serial`-th one.
 
     Attributes:
-        raises: the handler raises most of the time, so the input becomes a dead letter that may succeed when it is retried.
-        speaks: the handler also emits an output with `ctx.emit`.
+        raises: whether the handler raises most of the time, so that the input becomes a dead letter that may succeed when it is retried.
+        speaks: whether the handler also emits an output with `ctx.emit`.
     """
 
     client: str
@@ -48,10 +51,10 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """Handle the input. Every answer is unique, which distinguishes a reverted answer from a valid one.
+        """Handle the input. Every answer is unique, which distinguishes a reverted answer from a valid answer.
 
         Raises:
-            ValueError: `raises` is set and the draw was unlucky.
+            ValueError: `raises` is set and the random draw selected a failure.
         """
         if self.raises and ctx.random() < RAISES:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
@@ -62,7 +65,7 @@ class Nudge(snapline.Message, frozen=True):
 
 
 class Echoed(snapline.Message, frozen=True):
-    """Output for a nudge. No two outputs have the same bytes, not even in different histories."""
+    """Output that a nudge causes. No two outputs have the same bytes, not even in different histories."""
 
     client: str
     serial: int
@@ -77,10 +80,10 @@ class Echo(snapline.Message, frozen=True):
 
 
 FOREVER = 10**12
-"""Work of an agent that never finishes: practically infinite, and sums of it stay exact in 64 bits."""
+"""Work of an agent that never finishes: practically infinite, but sums stay exact in 64 bits."""
 
 UNKNOWN = -1
-"""Chain of a pair when one of the two agents has stopped."""
+"""Chain of a pair of agents after one of them has stopped."""
 
 _CHAIN_MASK = (1 << 48) - 1
 _FACTOR = 0x9E3779B1
@@ -90,10 +93,10 @@ Channel = tuple[str, str]
 
 
 class Parcel(snapline.Message, frozen=True, gc=False):
-    """A message of a pattern.
+    """A message between agents of a pattern.
 
     Attributes:
-        id: the sender's name and its number of sent messages, over all receivers; unique within a history.
+        id: the sender's name and the number of messages it has sent to all receivers; unique within a history.
         number: position on its ordered pair of agents, from 1.
         work: units of work that the message carries.
         filler: padding up to the requested size.
@@ -106,23 +109,24 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """Value of the fields that the chain covers in addition to id and number; subclasses include their own fields."""
+        """Value of the fields that the chain covers in addition to id and number; subclasses add their own fields."""
         return self.work
 
 
 class Tick(snapline.Message, frozen=True):
-    """Timer message to the agent itself: continue."""
+    """Timer message of an agent to itself, after which the agent continues its work."""
 
 
 class Tally(msgspec.Struct, array_like=True, gc=False):
-    """Messages of one ordered pair so far, as seen by one of its ends."""
+    """Count and chain of the messages of one ordered pair so far, as one of its two agents knows them."""
 
     count: int = 0
     chain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Settings that all agents of a fleet share. `pause_ns`: delay of the timer; 0: no timer, continue at once."""
+    """Settings that all agents of a fleet share. `pause_ns` is the delay of the timer; 0 means no timer, so that agents continue at
+    once."""
 
     agents: int
     payload_bytes: int
@@ -130,12 +134,12 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """Base of states.
+    """Base class of the agents' states.
 
     Attributes:
         sends, takes: numbers of messages sent and consumed so far.
         work: number of messages that the agent still has to send or to delegate.
-        is_ticking: the agent's timer is set.
+        is_ticking: whether the agent's timer is set.
     """
 
     plan: Plan
@@ -149,7 +153,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 class Worker(snapline.Agent):
-    """Base of agents. Handlers spend work: a send with `work=w` uses w + 1 units of the sender's work."""
+    """Base class of agents with ledgers. Handlers spend work: a send with `work=w` uses w + 1 units of the sender's work."""
 
     # A handler raises only before its first action, so no turn has to be undone and no state is captured before a turn.
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"
@@ -157,11 +161,11 @@ class Worker(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input, which changes no state."""
+        """Handle a client's input; the handler changes no state."""
         message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
-        """Send one message and record it in the ledger. `more`: the additional fields of `kind`."""
+        """Send one message and record it in the ledger. `more` holds the additional fields of `kind`."""
         state = self.state
         tally = state.sent.get(to)
         if tally is None:
@@ -183,7 +187,7 @@ class Worker(snapline.Agent):
         tally.chain = chained(tally.chain, parcel)
 
     def tick(self, ctx: snapline.Context, pause_ns: int = 0) -> None:
-        """Set the timer unless it is set already. `pause_ns`: delay instead of the plan's pause."""
+        """Set the timer unless it is already set. `pause_ns` is a delay that replaces the shared setting."""
         if not self.state.is_ticking:
             self.state.is_ticking = True
             ctx.set_timer("tick", (pause_ns or self.state.plan.pause_ns) / 1e9, Tick())
@@ -196,13 +200,13 @@ def chained(chain: int, parcel: Parcel) -> int:
 
 
 class CutContents(msgspec.Struct):
-    """Contents of a cut, or of the end of a run.
+    """Contents of a cut, or of the fleet at the end of a run.
 
     Attributes:
-        states: agent → its state.
-        transit: pair → messages in transit, in order: those in the channel, then those in the sender's outbox.
-        parked: pair → number of these messages that are still in the outbox.
-        creations: agent → number of messages in transit that create the agent.
+        states: state of each agent.
+        transit: for each pair the messages in transit, in order: those in the channel, then those in the sender's outbox.
+        parked: for each pair the number of these messages that are still in the outbox.
+        creations: for each agent the number of messages in transit that create it.
         timers: number of timers that are set.
     """
 
@@ -218,7 +222,7 @@ class InvariantViolatedError(Exception):
 
 
 def contents_of(cut: snapline.Cut) -> CutContents:
-    """Sort the contents of a cut by agent and pair.
+    """Return the contents of a cut, sorted by agent and pair.
 
     Raises:
         InvariantViolatedError: the cut holds a state or message that no pattern's agent can have produced.
@@ -241,7 +245,7 @@ def contents_of(cut: snapline.Cut) -> CutContents:
 
 
 def _note_creation(books: CutContents, agent: str, *, is_late: bool) -> None:
-    """Count a creation. An agent's creator sends it no message before the creation."""
+    """Count a creation. The agent's creator must not send messages to the agent before the creation."""
     if is_late:
         raise InvariantViolatedError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
@@ -260,7 +264,7 @@ def _parcel(channel: Channel, message: object) -> Parcel:
 
 
 def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
-    """Return the states, checked to be ledgers.
+    """Return the states after checking that they are ledgers.
 
     Raises:
         InvariantViolatedError: a state has another type.
@@ -312,7 +316,7 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
 
 
 def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) -> None:
-    """Check that no work was lost or made."""
+    """Check that no work was lost or created."""
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
@@ -322,7 +326,7 @@ def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) ->
 
 
 def check_timers(books: CutContents) -> None:
-    """Check that as many timers are set as the states say."""
+    """Check that the number of timers equals the number of states that record a set timer."""
     ticking = sum([state.is_ticking for state in books.states.values()])
     if ticking != books.timers:
         raise InvariantViolatedError(f"{books.timers} timers are set, but by their states {ticking} agents have one")
@@ -337,5 +341,5 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 def name_of(index: int) -> str:
-    """Return the id of an agent."""
+    """Return the id of the agent with this index."""
     return f"a{index}"

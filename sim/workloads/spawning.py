@@ -1,18 +1,20 @@
-"""Agents that come and go: permanent agents (landlords) spawn short-lived agents (lodgers), one after the other.
+"""Agents that are created and stop: permanent agents (landlords) spawn short-lived agents (lodgers), one after the other.
 
-The life of a lodger: its landlord spawns it and, in the same turn, sends it a token and introduces it to a neighbour. The
-neighbour sends it tokens too; its first message may arrive before the lodger exists. The lodger answers every token. Landlord
-and neighbour each send it `TOKENS` tokens, waiting for the answer before the next one. After the last answer the lodger
-stops, and no agent sends to it again. The neighbour then notifies the landlord, which spawns the next lodger.
+Each lodger lives as follows. Its landlord spawns the lodger and, in the same turn, sends it a token and introduces it to a
+neighbour, which is another landlord. The neighbour sends tokens to the lodger too; the neighbour's first message may arrive
+before the lodger exists. The lodger answers every token. Landlord and neighbour each send it `TOKENS` tokens, waiting for the
+answer before the next token. After the last answer the lodger stops, and no agent sends messages to it again. The neighbour
+then notifies the landlord, which spawns the next lodger.
 
 A stopped lodger has no state in a cut, but the number of messages that it sent and consumed is known: `TOKENS` on each pair.
-So the ledgers of landlord and neighbour can still be checked, except for the chain. A lodger without a state is
+So the ledgers of landlord and neighbour can still be checked, except for the chain. A lodger without a state is in one of
+these conditions:
 
 - *unborn* if the message that creates it is in transit,
 - *wanted* if its landlord's first token to it is still in the outbox, because the spawn waits for the coordinator,
 - *gone* otherwise.
 
-An agent that has a lodger's last answer forgets the lodger, so that states stay small.
+An agent that has received a lodger's last answer removes the lodger from its state, so that states stay small.
 """
 
 import functools
@@ -42,14 +44,14 @@ from snapline.sim.workloads.ledger import (
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 TOKENS = 2
-"""Number of tokens that landlord and neighbour each send a lodger."""
+"""Number of tokens that landlord and neighbour each send to a lodger."""
 
 PER_LODGER = 4 * TOKENS + 2
 """Number of messages per lodger: tokens and answers, and one message each way between landlord and neighbour."""
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """Message to a lodger, which answers it. It carries the work for the answer."""
+    """Message to a lodger, which answers it. A token carries the work for the answer."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
@@ -57,7 +59,7 @@ class Answer(Parcel, frozen=True, gc=False):
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message that introduces a lodger to the neighbour. It carries the work for the neighbour's tokens."""
+    """Message that introduces a lodger to the neighbour. The message carries the work for the neighbour's tokens."""
 
     lodger: str = ""
 
@@ -67,18 +69,19 @@ class Introduction(Parcel, frozen=True, gc=False):
 
 
 class Farewell(Parcel, frozen=True, gc=False):
-    """Message to the landlord: the neighbour has finished with the lodger."""
+    """Message to the landlord that the neighbour has finished with the lodger."""
 
 
 class LandlordState(Ledger, kw_only=True):
-    """`serial`: number of lodgers spawned. `awaited`: how many of landlord and neighbour have not finished with the last lodger."""
+    """State of a landlord. `serial`: number of lodgers spawned. `awaited`: how many of landlord and neighbour have not finished with the
+    last lodger."""
 
     serial: int = 0
     awaited: int = 0
 
 
 class Landlord(Worker):
-    """Agent that spawns lodgers and sends tokens to its own and its neighbour's."""
+    """Agent that spawns lodgers, and sends tokens to its own lodgers and those of its neighbour."""
 
     state: LandlordState
 
@@ -117,7 +120,7 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """Record that landlord or neighbour has finished with the lodger. After both have, spawn the next one."""
+        """Record that landlord or neighbour has finished with the lodger. After both have finished, spawn the next lodger."""
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -160,12 +163,12 @@ class Lodger(Worker):
 
 
 def lodger_of(landlord: str, serial: int) -> str:
-    """Return the id of a landlord's lodger."""
+    """Return the id of a landlord's lodger with this number."""
     return f"{landlord}-{serial}"
 
 
 def landlord_of(lodger: str) -> str:
-    """Return the landlord of a lodger."""
+    """Return the landlord that spawned a lodger."""
     return lodger.partition("-")[0]
 
 
@@ -193,7 +196,7 @@ class SpawningWorkload(LedgerWorkload):
 
 
 class _Lodgers:
-    """Adds forgotten and stopped lodgers to the books, so that both ends of every pair are present.
+    """Adds lodgers to the books that have stopped or that agents no longer record, so that both ends of every pair are present.
 
     The states may belong to live agents, so all changes are made to copies.
     """
@@ -209,7 +212,7 @@ class _Lodgers:
                 self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
-        """Fill in both ends of every lodger's pairs. Return the number of lodgers that have stopped."""
+        """Fill in both ends of every lodger's pairs, and return the number of lodgers that have stopped."""
         for agent in self.books.states:
             self._check_known(agent)
         for agent in self.books.creations:
@@ -242,13 +245,13 @@ class _Lodgers:
             raise InvariantViolatedError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Complete a lodger that has had its last turn and is still in the cut, but that both agents have forgotten."""
+        """Complete a lodger that has run its last turn and is still in the cut, but that landlord and neighbour no longer record."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
 
     def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
-        """Complete the landlord's last lodger."""
+        """Complete the last lodger of a landlord."""
         phase = self._phase(lodger, landlord, neighbour)
         if phase == "gone":
             self.departed += 1
@@ -262,7 +265,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """Return, for every message in transit from landlord to neighbour, whether it introduces the lodger."""
+        """Return whether each message in transit from landlord to neighbour introduces the lodger, as a list."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 
@@ -280,7 +283,7 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """Restore the tallies of a guardian that has had the lodger's last answer."""
+        """Restore the tallies of a landlord or neighbour that has received the lodger's last answer."""
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)
@@ -291,7 +294,7 @@ def _whole(*guardians: str) -> dict[str, Tally]:
 
 
 def make_spawning(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet with as many lodgers as the messages allow, at least one."""
+    """Return a fleet with as many lodgers as the number of messages allows, at least one."""
     check_agents(part)
     messages = part.pattern.messages
     lodgers = max(1, round(messages / PER_LODGER)) if messages else 0

@@ -1,7 +1,7 @@
 """Streams of a simulated host: links to other hosts, and the session with the coordinator.
 
-Both redial like their counterparts in production: links like `channels/grpc_link.py`, the session like `agent_runtime/host/coordinator_session.py`.
-They know one run of a host by the interface `HostRun`.
+Both reconnect like their counterparts in production: links like `channels/grpc_link.py`, the session like
+`agent_runtime/host/coordinator_session.py`. Links and sessions access a run of a host only through the interface `HostRun`.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -19,13 +19,13 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface of `host.SimHost` to its parts and to the coordinator's parts."""
+    """Interface of a host's run to its own parts and to the coordinator's parts; implemented by `host.SimHost`."""
 
     @property
     def name(self) -> str: ...
     @property
     def instance(self) -> str:
-        """Return the unique name of this run."""
+        """Return the unique name of this run of the host."""
         ...
 
     @property
@@ -39,23 +39,23 @@ class HostRun(Protocol):
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call, which is dropped if this run has ended and held while it is paused."""
+        """Schedule a call. The call is dropped if this run has ended, and delayed while the run is paused."""
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, or hold it while this run is paused."""
+        """Make the call now, or keep it until the run resumes if the run is paused."""
         ...
 
 
 LINK_RETRY_LEAST_NS, LINK_RETRY_STEP_NS, LINK_RETRY_STEPS = 50_000_000, 25_000_000, 18
-"""Retry delay: from 0.05 to 0.5 s, as in production."""
+"""Delay before a link reconnects: from 0.05 to 0.5 s, as in production."""
 
 FRAMES_IN_A_ROW = 64
-"""Number of frames written at one instant before the writer yields."""
+"""Maximum number of frames written at one instant before the writer yields."""
 
 
 class LinkStream:
-    """One attempt of a link. `is_accepted`: the other side has accepted it."""
+    """One connection attempt of a link. `is_accepted` is set when the other side has accepted the connection."""
 
     def __init__(self, dialler: "SimTransport", acceptor: "SimTransport", attempt: int) -> None:
         self.dialler = dialler
@@ -79,14 +79,14 @@ class LinkStream:
 
 
 class SimTransport:
-    """All links of one run.
+    """All links of one run of a host.
 
     Attributes:
-        host: the run.
+        host: the run that owns the links.
     """
 
     def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
-        """`find` returns the transport of a running host."""
+        """`find` returns the transport of a running host, or None if the host is down."""
         self.host = host
         self._find = find
         self._shared = host.shared
@@ -94,13 +94,13 @@ class SimTransport:
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
-        self._received: dict[str, int] = {}  # peer → newest item of its link
+        self._received: dict[str, int] = {}  # peer → newest item received on its link
         self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
         self.host.later(self._shared.kernel.now_ns, function, argument)
 
-    # ---- for the driver asks for ---------------------------------------------------------------------------------
+    # ---- requests of the driver -----------------------------------------------------------------------------------
 
     def wake(self, peer: str) -> None:
         if peer not in self._is_awake and peer in self._streams:
@@ -134,7 +134,7 @@ class SimTransport:
             self._refuse(link, Refused(reason, is_final))
 
     def _refuse(self, found: LinkStream, refused: Refused) -> None:
-        """Send the refusal, and end the stream once it has arrived."""
+        """Send the refusal to the other side, and end the stream once the refusal has arrived."""
         found.stream.send(self.host.name, Frame(body=refused))
         pipe = found.stream.pipes[self.host.name]
         self.host.later(pipe.last_ns + 1, found.stream.close)
@@ -187,7 +187,7 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Record a written frame; a repeated number belongs to a frame resent after a broken stream."""
+        """Record a frame that was written. A repeated number belongs to a frame that is resent after its stream broke."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -203,11 +203,11 @@ class SimTransport:
         )
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
-        """Handle an arrived frame."""
+        """Handle a frame that has arrived."""
         link, frame = delivered
         assert isinstance(frame, Frame)
         peer = link.stream.other(self.host.name)
-        if link.stream.is_closed:  # it broke while this host was paused
+        if link.stream.is_closed:  # the stream broke while this host was paused
             return
         if self is link.acceptor and not link.is_accepted:
             self._accept(link, peer, frame)
@@ -249,7 +249,7 @@ class SimTransport:
         return refused
 
     def lost(self, found: LinkStream) -> None:
-        """Handle a broken stream: redial if this side dialled it."""
+        """Handle a broken stream, and reconnect if this side had opened the stream."""
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
@@ -259,11 +259,11 @@ class SimTransport:
 
 
 SESSION_RETRY_LEAST_NS, SESSION_RETRY_STEP_NS, SESSION_RETRY_STEPS = 50_000_000, 50_000_000, 9
-"""Retry delay: from 0.05 to 0.5 s, as in production."""
+"""Delay before a session reconnects: from 0.05 to 0.5 s, as in production."""
 
 
 class ReplicaSession(Protocol):
-    """Interface of a replica of the coordinator to hosts: `simulated_replica.SimulatedReplica`."""
+    """Interface that hosts use to reach a replica of the coordinator; implemented by `simulated_replica.SimulatedReplica`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -271,22 +271,22 @@ class ReplicaSession(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """Return the known leader; "" is none."""
+        """Return the leader that the replica knows, or "" if it knows none."""
         ...
 
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream to the leader here."""
+        """Open a stream to the leader core of this replica."""
         ...
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Receive the report of a host's thread that a handler blocks the host."""
+        """Handle the report of a host's watchdog thread that a handler blocks the host."""
         ...
 
 
 class SimSession:
-    """One run's stream to the coordinator, redialled while the run is alive."""
+    """Stream from one run of a host to the coordinator, which reconnects as long as the run is alive."""
 
     def __init__(self, host: HostRun, replicas: Mapping[str, ReplicaSession]) -> None:
         self._host = host
@@ -297,12 +297,12 @@ class SimSession:
         self._stream: Stream | None = None
 
     def send(self, message: HostMessage) -> None:
-        """Send a message; it is lost without a stream."""
+        """Send a message to the coordinator. The message is lost if no stream is open."""
         if self._stream is not None:
             self._stream.send(self._host.name, encode_host_message(message))
 
     def dial(self, _: object = None) -> None:
-        """Try the next replica, or the reported leader."""
+        """Connect to the reported leader, or else to the next replica."""
         host = self._host
         self._tries += 1
         node = self._node
@@ -340,12 +340,12 @@ class SimSession:
             self._turn_to(self._node)
 
     def report_busy(self, busy_ns: int) -> None:
-        """Report to the leader, from a thread with its own connection, that a handler blocks this host."""
+        """Report to the leader that a handler blocks this host. A thread with its own connection sends the report."""
         host = self._host
         for node, replica in self._replicas.items():
             if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):
                 replica.receive_busy_report(host, busy_ns)
 
     def leave(self, reason: str) -> None:
-        """Tell the coordinator that this host leaves."""
+        """Notify the coordinator that this host leaves."""
         self.send(Leave(reason))

@@ -2,22 +2,22 @@
 
 Problem. The library of the real log owns threads, sockets, clock and files, so it cannot run in a simulated world. Its interface
 to the coordinator is small: `propose → committed, rejected, unknown`, and the leader. This model has the same interface for
-replicas c1 … cn, and allows all behaviour observed of the real library within the fault budget. `raft_model.py` has the lower
-half, leaders and commits. This module defines:
+replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. `raft_model.py` models
+the lower half: leaders and commits. This module defines:
 
-1. *Apply.* One `FleetState` is canonical: that of the replica that committed last. Other replicas apply entries, or restore the
-   frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
-2. *Committed*: reported after the proposer's replica has applied the entry, under any leader.
-3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has changed, or another entry took its position.
-   The entry never gets into the log.
-4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader changed after forwarding. Or by chance (`set_unknown`) the
-   answer or the proposal is lost, or the proposal comes late. The entry may be in the log, now or later.
-5. A new leader is notified when its barrier is committed; it has then applied all earlier committed entries.
+1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. Other replicas apply entries, or
+    restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
+2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, under any leader.
+3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry took its
+    position. The entry never gets into the log.
+4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after forwarding. With a probability set by
+    `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be in the log, now or later.
+5. A new leader is notified when its barrier is committed. By then the leader has applied all earlier committed entries.
 
-Outcomes and standings are reported only from events of `at`, never from within `propose`.
+Outcomes and standings are reported only from events scheduled with `at`, never from within `propose`.
 
-Carries G8 in the simulator. Choices come from the stream "log". The callers' duty: never change a state returned by `state_of`
-or `canonical`; `validate` detects that.
+This module carries G8 in the simulator. Choices come from the stream "log". Duty of callers: never change a state returned by
+`state_of` or `canonical`; `validate` detects such changes.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.raft_model import MS, LeaderTerm, RaftModel, SimReplica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
-"""Deadline of a proposal, as in the real driver."""
+"""Time limit of a proposal, as in the real driver."""
 
 IMAGE_AFTER = 64
-"""Largest number of slots applied one by one; a replica that lacks more restores the whole state, as from a dump."""
+"""Maximum number of slots applied one by one. A replica that lacks more slots restores the whole state, as from a dump."""
 
 Then = Callable[[ProposalOutcome], None]
 
@@ -45,7 +45,8 @@ class SimulatedLog:
     """The replicated log. All nodes are down until `start`.
 
     Attributes:
-        canonical: state after all committed entries. entries: committed entries, in order.
+        canonical: state after all committed entries.
+        entries: committed entries, in order.
         reigns: model of leaders and commits.
     """
 
@@ -63,10 +64,10 @@ class SimulatedLog:
         """Create the log; nothing happens before `start`.
 
         Args:
-            at: schedules a call at a time in virtual nanoseconds.
-            delay_ns: returns the delay from one node to another that are both up; None if it is unreachable now.
-            on_standing: called when a node's knowledge of the leader changes, except by its crash or start.
-            on_committed: called at the commit with (position in `entries`, proposer, entry, result).
+            at: function that schedules a call at a time in virtual nanoseconds.
+            delay_ns: function that returns the delay between two nodes that are both up; None if the second is unreachable now.
+            on_standing: function that is called when a node learns of another leader or term, but not for its crash or start.
+            on_committed: function that is called at the commit with (position in `entries`, proposer, entry, result).
         """
         self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
@@ -80,7 +81,7 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Return the leader of the newest term, if it knows that it leads; empty if there is none."""
+        """Return the leader of the newest term if it knows that it leads; "" if there is none."""
         leader_term = self.raft.newest
         if (
             leader_term is None
@@ -95,7 +96,8 @@ class SimulatedLog:
         return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
-        """Return the replica's applied state, the same object for a run of the node. A leader's state has all entries it knows to be committed."""
+        """Return the replica's applied state, which stays the same object until the node crashes. A leader's state has all entries it knows
+        to be committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -104,7 +106,7 @@ class SimulatedLog:
     # ---- for the world --------------------------------------------------------------------------------------------
 
     def start(self, node: str) -> None:
-        """Start a replica with its durable log, and an empty state until it learns the committed entries."""
+        """Start a replica with its durable log. Its state is empty until the replica learns which entries are committed."""
         replica = self._replicas[node]
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
@@ -112,7 +114,8 @@ class SimulatedLog:
         self.raft.bring_up(replica)
 
     def crash(self, node: str) -> None:
-        """Crash the replica; slots that are not durable are lost, and its proposers get no outcome. No-op if it is down."""
+        """Crash the replica. Slots that are not durable are lost, and its proposers get no outcome. Has no effect if the replica is
+        down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
@@ -123,11 +126,11 @@ class SimulatedLog:
         self.raft.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set the rate of proposals that end with an unknown outcome by chance."""
+        """Set the rate per thousand of proposals whose outcome is made unknown by a random draw."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Propose `entry`; `then` gets its outcome once, unless the node crashes before."""
+        """Propose `entry`; `then` gets its outcome once, unless the node crashes before that."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -144,7 +147,7 @@ class SimulatedLog:
     # ---- proposals ------------------------------------------------------------------------------------------------
 
     def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        """Append the entry to the leader's log; `then` is None if no proposer waits."""
+        """Append the entry to the leader's log; `then` is None if no proposer waits for the outcome."""
         slot = Slot(entry, index=len(leader_term.slots), term=leader_term.term, proposer=proposer.name)
         leader_term.slots.append(slot)
         leader_term.sends = 0
@@ -174,7 +177,7 @@ class SimulatedLog:
         return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """Lose the answer; the proposal itself is appended, late or lost."""
+        """Make the outcome of a proposal unknown: the answer is lost, and the proposal itself is appended, delayed or lost."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -199,7 +202,7 @@ class SimulatedLog:
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
-        """Give waiting proposers their outcomes where the wait is over. Their reaction may crash the replica."""
+        """Pass outcomes to proposers whose wait is over. Their reaction may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
         if done:
             replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]
@@ -221,7 +224,7 @@ class SimulatedLog:
     # ---- states ---------------------------------------------------------------------------------------------------
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Apply the leader's slots; slots that no replica has applied are committed now."""
+        """Apply the leader's committed slots. Slots that no replica has applied before are reported as committed."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
         if length > done:
@@ -243,7 +246,7 @@ class SimulatedLog:
                 self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
 
     def _catch_up(self, replica: SimReplica, length: int) -> None:
-        """Apply the committed slots that this replica lacks, or restore the whole state."""
+        """Apply the committed slots that this replica lacks, or restore the whole state if it lacks too many."""
         missing = length - replica.applied
         if missing <= 0:
             return
@@ -265,7 +268,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
 
     def on_beat(self, replica: SimReplica) -> None:
-        """Settle a follower's proposals that are committed or past their deadline."""
+        """Pass outcomes to a follower's proposers whose proposals are committed or past their time limit."""
         if replica.waiting:
             now_ns = self.raft.now()
             if replica.leading is None:
@@ -276,7 +279,7 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise AssertionError if an invariant does not hold between events. As expensive as applying all entries."""
+        """Raise AssertionError if an invariant does not hold between events. The check costs as much as applying all entries."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
@@ -291,7 +294,7 @@ class SimulatedLog:
             assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """Return the frozen states after the wanted numbers of committed slots, computed anew."""
+        """Return the frozen state after each wanted number of committed slots, computed from the beginning."""
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:

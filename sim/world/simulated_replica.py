@@ -1,7 +1,7 @@
-"""One replica of the simulated coordinator; while it leads, it runs the production leader core and store keeper.
+"""One replica of the simulated coordinator. While the replica leads, it runs the production leader core and store keeper.
 
-It is the environment of the leader's driver in virtual time. Proposals go to the model of the replicated log. Blocking calls of the
-store keeper happen at one instant at their end, and several may overlap.
+The replica provides the environment of the leader's driver in virtual time. Proposals go to the model of the replicated log.
+Blocking calls of the store keeper happen at a single instant, at the end of their duration, and several calls may overlap.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -31,7 +31,7 @@ from snapline.sim.world.world_state import WorldState
 from snapline.storage.retention.epoch_retention import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
-"""Deadline of a proposal, as in production."""
+"""Time limit of a proposal, as in production."""
 
 
 def _options(shared: WorldState, client: str) -> LeaderOptions:
@@ -58,11 +58,12 @@ def _keeper(shared: WorldState, node: str, state: FleetState) -> StoreKeeper:
 
 
 class SimLeader:
-    """A leader: the environment of its driver (`LeaderEnvironment`).
+    """A leader, which implements the environment of its driver (`LeaderEnvironment`).
 
     Attributes:
-        is_over: the leader has been replaced or has crashed.
-        freezes: freeze requests and answers. restoring: service for restores by operators.
+        is_over: whether the leader has been replaced or has crashed.
+        freezes: freeze requests and their answers.
+        restoring: service for restores by operators.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SimLeader:
         term: int,
         crash: Callable[[], None],
     ) -> None:
-        """`crash` ends the leader's process."""
+        """`crash` is a function that ends the leader's process."""
         self._shared = shared
         self._kernel = shared.kernel
         self._log = log
@@ -98,19 +99,19 @@ class SimLeader:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, _: object = None) -> None:
-        """Start to lead."""
+        """Start the leader core."""
         self._driver.start()
         if self._shared.scenario.outputs.is_watched:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
-        """Stop leading and close all streams. Open proposals may still commit."""
+        """Stop leading and close all streams. Open proposals may still be committed."""
         self.is_over = True
         for stream in list(self._sessions.values()):
             stream.close()
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, unless this leader is over."""
+        """Make the call now, unless this leader has been replaced or has crashed."""
         if self.is_over:
             return
         function, argument = call
@@ -123,7 +124,7 @@ class SimLeader:
             self._shared.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the driver, unless this leader is over."""
+        """Pass an event to the driver, unless this leader has been replaced or has crashed."""
         if not self.is_over:
             self._driver.feed(event)
 
@@ -132,11 +133,11 @@ class SimLeader:
         return not self._core.parts.releases.has_unreleased_up_to(epoch)
 
     def ask(self, number: int) -> None:
-        """Request a snapshot."""
+        """Request a snapshot; `number` identifies the request."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
     def tell(self, wanted: ev.Event | MovesRequested) -> None:
-        """Feed an operator's request for a restore or for moves."""
+        """Pass an operator's request for a restore or for moves to the driver."""
         self.fire((self.feed, wanted))
 
     # ---- streams --------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class SimLeader:
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream for a host that connects."""
+        """Open a stream for a host that connects to the leader."""
         self._numbers += 1
         number = self._numbers
 
@@ -282,11 +283,11 @@ def _call(function: Callable[[], None]) -> None:
 
 
 class SimulatedReplica:
-    """One replica's process.
+    """The process of one replica.
 
     Attributes:
-        leader: leader core of this replica, while it leads.
-        known_leader: leader that this replica knows; empty if none.
+        leader: leader core of this replica while the replica leads.
+        known_leader: leader that this replica knows, or "" if it knows none.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldObserver, node: str) -> None:
@@ -305,17 +306,17 @@ class SimulatedReplica:
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream for a host that connects to the leader here."""
+        """Open a stream for a host that connects to the leader in this process."""
         assert self.leader is not None
         return self.leader.open_session(host, key, received, closed)
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Feed the report of a host's thread that a handler blocks the host."""
+        """Pass on the report of a host's watchdog thread that a handler blocks the host."""
         assert self.leader is not None
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
 
     def on_standing(self, standing: Standing) -> None:
-        """Start or stop leading when this replica's knowledge of the leader changes."""
+        """Start or stop leading when this replica learns of another leader or term."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self._shared, self._log, self._notes, self._node, standing.term, self.crash)
@@ -324,14 +325,14 @@ class SimulatedReplica:
             self._stop_leading()
 
     def start(self) -> None:
-        """Start the process; no-op if it is running."""
+        """Start the process. Has no effect if it is running."""
         if not self.is_up:
             self.is_up = True
             self._log.start(self._node)
             self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "start", 0, 0))
 
     def crash(self) -> None:
-        """Crash the process; no-op if it is down."""
+        """Crash the process. Has no effect if it is down."""
         if not self.is_up:
             return
         self.is_up = False
