@@ -1,17 +1,18 @@
-"""The dump of one replica: the whole state in one file, which replaces the log entries that it covers.
+"""The dump (Raft snapshot) of one replica: the whole state in one file, which replaces the log entries that it covers.
 
-A dump is Raft's snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the same methods, and
-fixes these faults (H5 of the Raft design; G8, G11):
+A dump is what Raft calls a snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the
+same methods, and fixes these faults (H5 of the Raft design; G8, G11):
 
 - *Durable, then reported.* The bytes are synced before the rename, the folder after it, and only then is SUCCESS reported, on
-  which the library trims its log. The original syncs nothing.
-- *Verified before use.* A digest covers every byte. Our own dump is checked whenever it is read, also before it is
-  sent. Damage ends the process; the original would start an empty replica. A dump from a leader is collected in memory. It replaces our
-  file only if it is whole, of our cluster, and newer than the applied entries; otherwise it is ignored, and the leader sends it again.
+  which the library trims its log. The original does not sync to disk.
+- *Verified before use.* A digest covers every byte. This replica's dump is checked whenever it is read, even before it is sent. Damage
+  ends the process; the original would start an empty replica. A dump from a leader is collected in memory. It replaces this replica's
+  file only if it is whole, belongs to the same cluster, and is newer than the applied entries; otherwise it is ignored, and the leader
+  sends it again.
 - *No pickle, no fork.* Dumps are not made in a child process: its success would be noticed one tick after the rename, when the
   library's log has changed.
 
-Any error of the disk, or of the callable that encodes the state, ends the process (H3).
+Any disk error, or any error of the function that encodes the state, ends the process (H3).
 
 Between the rename and the library's trim, and between the install of a received dump and the change of the log behind it,
 journal and dump differ if the process dies. This is harmless: a dump is durable before the log is trimmed, so every
@@ -80,29 +81,29 @@ class Dump(msgspec.Struct, frozen=True, gc=False):
     last: Entry
     """The last log entry that `state` contains."""
     previous: Entry
-    """The entry before it: the library's log begins with these two."""
+    """The entry before `last`. The library's log begins with these two entries."""
     state: bytes
 
 
 class DumpFile:
-    """The dump of this replica, and dumps in transfer from and to others. Used on the tick thread.
+    """The dump of this replica, and dumps in transfer from and to other replicas. Used only on the tick thread.
 
     Args:
         fileName: path of the dump.
         transmissionBatchSize: bytes per piece sent to a follower.
-        tryUseFork: must be false: it never forks.
+        tryUseFork: must be false, because this class never forks.
         serializer: returns the state as bytes; an exception ends the process.
         deserializer: not called; `read` returns the state instead.
         serializeChecker: must be None: a dump is complete when `serialize` returns.
-        cluster, node: owner of the dump; another owner's file is refused.
+        cluster, node: owner of the dump; the file of another owner is refused.
         applied: returns the index of the last applied entry; a received dump must end after it.
         term: returns the current term; a received dump must not be above it.
-        fail: called with one sentence on any failure; must not return.
+        fail: function called with an error message on any failure; must not return.
     """
 
     def __init__(
         self,
-        fileName: str,  # the library's names
+        fileName: str,  # names given by pysyncobj
         transmissionBatchSize: int,
         tryUseFork: bool,
         serializer: Callable[[], bytes],
@@ -128,17 +129,17 @@ class DumpFile:
         self._term = term
         self._fail = fail
         self._finished: int | None = None
-        """Id of a dump that is made and not reported yet."""
+        """Id of a dump that is complete and not reported yet."""
         self._outgoing: dict[Hashable, tuple[bytes, int]] = {}
         """Follower → (the file's bytes, shared by all followers, number of bytes sent)."""
         self._incoming: list[bytes] | None = None
-        """Pieces of the dump that is being received; None: none is."""
+        """Pieces of the dump that is being received; None: no dump is being received."""
         self._incoming_bytes = 0
 
     # ---- making -----------------------------------------------------------------------------------------------------
 
     def serialize(self, data: tuple[Any, Any, Any, Any], id: int) -> None:
-        """Make a dump of the state as it is now; `id` comes back from `checkSerializing`.
+        """Make a dump of the current state; `checkSerializing` returns its `id` later.
 
         Args:
             data: (unused, the last applied entry, the entry before it, the nodes). Only the two entries are used.
@@ -157,7 +158,7 @@ class DumpFile:
         if self._finished is None:
             return SERIALIZER_STATE.NOT_SERIALIZING, None
         finished, self._finished = self._finished, None
-        self._outgoing.clear()  # older dumps end before the trimmed log begins: followers get the new one
+        self._outgoing.clear()  # older dumps end before the trimmed log begins: followers get the new dump
         return SERIALIZER_STATE.SUCCESS, finished
 
     def _replace(self, dump: Dump) -> None:
@@ -169,12 +170,15 @@ class DumpFile:
     # ---- loading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[Entry, Entry, bytes]:
-        """Return the last entry, the entry before it, and the state. A file that is missing, damaged or another replica's ends the process."""
+        """Return the last entry, the entry before it, and the state.
+
+        A file that is missing, damaged or from another replica ends the process.
+        """
         dump = self._decoded(self._read_file())
         return dump.last, dump.previous, dump.state
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """Return the entries for the library, which must not install the state: no attributes, no nodes."""
+        """Return the entries for the library without attributes and nodes, because the library must not install the state."""
         last, previous, _ = self.read()
         return None, last, previous, ()
 
@@ -217,7 +221,7 @@ class DumpFile:
         return piece, sent == 0, not piece
 
     def cancelTransmisstion(self, id: Hashable) -> None:
-        """Drop the transfer to a lost follower, which gets a dump from its beginning when it is back."""
+        """Drop the transfer to a lost follower. The follower receives a dump from its beginning when it is back."""
         self._outgoing.pop(id, None)
 
     def _outgoing_bytes(self) -> bytes:
@@ -230,9 +234,9 @@ class DumpFile:
     # ---- receiving --------------------------------------------------------------------------------------------------
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Take the next piece of a leader's dump; return whether it was the last and our file is now this dump.
+        """Add the next piece of a leader's dump; return whether the dump is complete and is now this replica's file.
 
-        False after the last piece: the dump was incomplete, damaged, another cluster's or not new, and was ignored.
+        False after the last piece means that the dump was incomplete, damaged, from another cluster or not new, and was ignored.
         """
         if data is None:
             return False
@@ -283,7 +287,7 @@ def encode_dump(dump: Dump) -> list[bytes]:
 
 
 def decode_dump(data: bytes) -> Dump:
-    """Decode a file of `encode_dump`. LogError: it is damaged, or no dump of this version."""
+    """Decode a file that `encode_dump` has encoded. Raises LogError if the file is damaged, or not a dump of this version."""
     body = memoryview(data)[:-_DIGEST_BYTES]
     if len(data) < _SHORTEST or sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise LogError("its digest does not match: bytes were changed or are missing")
@@ -318,6 +322,6 @@ def _row(entry: Entry) -> _DumpEntry:
 
 
 def _entry(entry: Any) -> Entry:  # Any: a tuple of the library
-    """Return exactly this tuple: the library compares it with its log, and clears the log on any difference."""
+    """Return the entry as the library's tuple: the library compares it with its log, and clears the log on any difference."""
     command, idx, term = entry
     return bytes(command), int(idx), int(term)

@@ -1,12 +1,12 @@
-"""Raft's messages on the wire: conversion between pysyncobj's dictionaries and protobuf.
+"""Wire format of Raft's messages: conversion between pysyncobj's dictionaries and protobuf.
 
 The library distinguishes messages by their keys, and an absent key differs from None: `append_entries` with `prevLogIdx` (perhaps None)
-carries entries, with `serialized` (perhaps None) a part of a dump. So the codec knows each shape that the library sends, preserves
-presence exactly, and refuses every other shape on both sides. There is no pickle, and `transmission` frames, which the library would
-unpickle, have no encoding.
+carries entries, with `serialized` (perhaps None) a part of a dump. So the codec knows the set of keys (*shape*) of each message that
+the library sends, preserves presence exactly, and refuses other shapes on both sides. There is no pickle, and `transmission` frames,
+which the library would unpickle, have no encoding.
 
-A piece is one message, encoded as a batch of one. Protobuf merges concatenated messages, so a batch is the concatenation of its pieces. Each
-message is encoded once, on the thread that made it.
+A piece is one message, encoded as a batch of one. Protobuf merges concatenated messages, so a batch is the concatenation of its pieces.
+Each message is encoded once, on the thread that made it.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 
 Message = dict[str, Any]
-"""Message as pysyncobj makes and reads it: `"type"` says which one it is."""
+"""Message as pysyncobj creates and reads it; `"type"` names the kind of message."""
 
 VERSION = 1
-"""Version of this encoding; replicas of another one refuse each other."""
+"""Version of this encoding. Replicas with different versions refuse each other."""
 
 COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
 """Largest size of an entry with the prefixes of all layers."""
@@ -31,10 +31,11 @@ NUMBER_MAX = 2**62
 """Largest term or index: no cluster reaches it, and SQLite can store it."""
 
 ERRORS = range(1, 8)
-"""The library's codes for a failed forwarded command. Code 0 means success, and would acknowledge an entry that is in no log."""
+"""The library's error codes for a forwarded command. Code 0, which means success, is excluded: it would acknowledge an entry that is in no
+log."""
 
 MESSAGES_MAX = 1024
-"""Largest number in one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
+"""Largest number of messages in one batch. A hostile batch could hold millions, whose dictionaries take a gigabyte."""
 
 _VOTES = {
     "request_vote": (pb.RequestVote, ("term", "last_log_index", "last_log_term")),
@@ -61,7 +62,7 @@ class Hello(NamedTuple):
 
     @property
     def session(self) -> tuple[int, int]:
-        """Number that grows with each stream of a replica, across restarts, as long as it has the same log."""
+        """Return a number that grows with each stream of a replica, across restarts, as long as the replica has the same log."""
         return self.boot, self.stream
 
 
@@ -69,7 +70,7 @@ class Hello(NamedTuple):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return the first piece of a stream."""
+    """Return the hello as the first piece of a stream."""
     made = pb.RaftHello(**hello._asdict(), version=VERSION)
     return pb.RaftBatch(hello=made).SerializeToString()
 
@@ -166,7 +167,7 @@ def decode_batch(data: bytes) -> tuple[Hello | None, list[Message]]:
     """Return the hello of a batch, if it has one, and its messages, in order.
 
     Raises:
-        ProtocolError: it is no batch, or holds a message of an unknown or contradictory shape.
+        ProtocolError: the data are not a batch, or a message has an unknown or contradictory shape.
     """
     try:
         batch = pb.RaftBatch.FromString(data)
@@ -255,7 +256,7 @@ def _entries_from(
 def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
     """Check that entries follow each other and `previous` without a gap, their terms never fall, and none exceeds the leader's.
 
-    The journal ends the process on anything else, and a peer must not be able to cause that.
+    The journal ends the process on other entries, and a peer must not be able to cause that.
     """
     if previous is None:
         if entries:

@@ -1,8 +1,9 @@
-"""Users of the coordinator: their tokens, the audit log of their requests, and the People service over gRPC. An adapter around `state/operation_rules.py`.
+"""Users of the coordinator: their tokens, the audit log of their requests, and the People service over gRPC. This module is an adapter
+around `state/operation_rules.py`.
 
-Tokens are checked against this replica's copy of the replicated state. The leader's copy has everything acknowledged. Another replica may lack
-the newest tokens, and refers callers with an unknown token to the leader. Calls that change something are recorded through Raft before they
-are made; that operation checks the token again.
+Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged
+change. Another replica may lack the newest tokens, and refers callers with an unknown token to the leader. Calls that
+change something are recorded through Raft before they are made; that operation checks the token again.
 """
 
 import asyncio
@@ -40,17 +41,17 @@ from snapline.security.rpc_authorization import (
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600
-"""Longest validity of a token."""
+"""Longest validity of a token, in seconds."""
 
 PROPOSE_S, AGAIN_S = 10.0, 0.1
-"""Time limit for committing an entry (an election takes a second or two), and time between attempts under the same request id."""
+"""Seconds allowed for committing an entry (an election takes a second or two), and seconds between attempts under the same request id."""
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
 HOST_RPC_RULES = {
     rpc.rpartition("/")[2]: rule for rpc, rule in RPC_RULES.items() if rule.changes_state and "v1.Inputs/" in rpc
 }
-"""RPCs of users to hosts that change something."""
+"""RPCs of users to hosts that change the fleet."""
 
 
 class FleetUsers:
@@ -99,8 +100,8 @@ class FleetUsers:
         """Check that a host is a living member of the fleet; a host certificate alone is not enough.
 
         Raises:
-            UsageError: there is no such host.
-            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know it.
+            UsageError: the host does not exist.
+            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know the host.
         """
         record = self._state.image.hosts.get(host)
         if record is not None and record.state == ALIVE:
@@ -114,7 +115,7 @@ class FleetUsers:
         """Record a user's call to a host. The host is trusted only for its own name.
 
         Raises:
-            UsageError: `proof` identifies no user who could have made this call, or the host is no member.
+            UsageError: `proof` does not identify a user who may have made this call, or the host is not a member.
         """
         self._check_leading()
         self.check_member(host)
@@ -152,7 +153,7 @@ class FleetUsers:
     # ---- tokens ---------------------------------------------------------------------------------------------------------
 
     async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
-        """Make a token; return its expiry, in nanoseconds of this replica's clock."""
+        """Create a token; return its expiry, in nanoseconds of this replica's clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
             raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
@@ -163,7 +164,7 @@ class FleetUsers:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """Revoke a token; it is invalid from the log entry on."""
+        """Revoke a token, which becomes invalid with the log entry of the revocation."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
@@ -179,7 +180,7 @@ class FleetUsers:
         return ReadTokensReply(tuple(rows))
 
     async def audit(self, count: int) -> ReadAuditReply:
-        """Return the last calls, admitted and refused, in one order."""
+        """Return the last calls, admitted and refused, in the order in which they were recorded."""
         await self._be_current()
         image = self._state.image
         kept = sorted((*image.calls, *image.refusals), key=lambda each: each.number)
@@ -197,7 +198,7 @@ class FleetUsers:
             raise CoordinatorUnavailableError(self._who_leads.sentence())
 
     async def _be_current(self) -> None:
-        """Ensure that later reads see all that was acknowledged before."""
+        """Ensure that later reads see every change acknowledged before this call."""
         self._check_leading()
         await self._raft.read(lambda: None)
 
@@ -219,7 +220,7 @@ class FleetUsers:
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
-    """Serves admins, and hosts that users have called."""
+    """gRPC handlers for admins, and for hosts that users have called."""
 
     def __init__(self, people: FleetUsers, guard: RpcGuard, leader_hint: LeaderHint) -> None:
         self._people = people
@@ -252,7 +253,7 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """Record a user's call to a host, under the user in the proof and the host's name."""
+        """Record a user's call to a host, with the user named in the proof and the host's name."""
         proof = Caller(None, request.digest, request.certificate)
         await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()

@@ -36,7 +36,7 @@ class FleetView:
 
     @property
     def phase(self) -> str:
-        """Phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
+        """Return the phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
         image = self.image
         if image.outcome:
             return FAILED if image.outcome == "failed" else FINISHED
@@ -46,17 +46,17 @@ class FleetView:
 
     @property
     def plan(self) -> PlanRecord | None:
-        """The current plan; None before the first."""
+        """Return the current plan, or None before the first plan."""
         return self.image.plans[-1] if self.image.plans else None
 
     @property
     def plan_number(self) -> int:
-        """Number of the current plan; before the first plan 0 or, in a fork, the plan of its snapshot."""
+        """Return the number of the current plan. Before the first plan it is 0 or, in a fork, the plan of the snapshot."""
         return self.image.plans[-1].number if self.image.plans else self.start_plan - 1
 
     @property
     def start_plan(self) -> int:
-        """Number of the fleet's first plan, also after a restore from a backup; later plans are recoveries."""
+        """Return the number of the fleet's first plan, also after a restore from a backup. Later plans are recoveries."""
         return 1 if self.image.fork is None else self.image.fork.plan + 1
 
     @property
@@ -65,12 +65,12 @@ class FleetView:
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_of_request(self, request: str) -> PlanRecord | None:
-        """Return the plan that this restore request created; None: there is none, or it is forgotten."""
+        """Return the plan that this restore request created, or None if there is none or it is forgotten."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
     def refusal_of_rollback(self, agent: str, reason: str) -> str:
-        """Return why the fleet does not roll back for this agent; "": it may.
+        """Return why the fleet does not roll back for this agent, or "" if it may.
 
         A second rollback for the same reason is refused, unless an operator has restored the fleet since. Operators are never refused.
         """
@@ -83,7 +83,7 @@ class FleetView:
 
     @property
     def is_logged(self) -> bool:
-        """Return whether agents store their own checkpoints, and epochs are made of these."""
+        """Return whether agents store their own checkpoints, from which epochs are made."""
         return is_logged(self.image.protocol)
 
     @property
@@ -114,7 +114,7 @@ class FleetView:
     def at_risk_ns(self, now_ns: int) -> int | None:
         """Return the time of the work that a failure of all hosts at wall-clock time `now_ns` would undo; None: the fleet does not run.
 
-        It is an upper bound where agents checkpoint on their own.
+        If agents checkpoint on their own, the result is an upper bound.
         """
         return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
 
@@ -131,7 +131,10 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """Return when that recovery was first needed; earlier plans that were never applied by all hosts belong to it."""
+        """Return the time when the recovery of this plan was first needed.
+
+        Earlier plans that were never applied by all hosts belong to it.
+        """
         plans = self.image.plans
         index = plan.number - plans[0].number
         while index > 0 and not plans[index - 1].done_ns and plans[index - 1].number > self.start_plan:
@@ -143,7 +146,7 @@ class FleetView:
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
-        """Return departed agent → lowest epoch that no longer contains it."""
+        """Return, for each departed agent, the lowest epoch that no longer contains it."""
         left = {
             agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
         }
@@ -162,12 +165,12 @@ class FleetView:
         return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
-        """Return whether `agent` once existed and takes no turns any more."""
+        """Return whether `agent` once existed and no longer takes turns."""
         record = self.image.agents.get(agent)
         return agent in self.image.gone if record is None else record.left_plan is not None
 
     def has_left_before(self, agent: str, epoch: int) -> bool:
-        """Return whether `agent` once existed and is not in `epoch` any more."""
+        """Return whether `agent` once existed and is no longer in `epoch`."""
         record = self.image.agents.get(agent)
         if record is None:
             return agent in self.image.gone
@@ -190,7 +193,7 @@ class FleetView:
         return next((agent for agent in agents if agent in records and records[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
-        """Return how an epoch ended; None: it is open, never began, or its outcome is forgotten."""
+        """Return the outcome of an epoch. None: the epoch is open or never began, or its outcome is forgotten."""
         for outcome in reversed(self.image.outcomes):
             if outcome.epoch == epoch:
                 return outcome
@@ -199,13 +202,14 @@ class FleetView:
     def is_reset_to_unborn(self, agent: str) -> bool:
         """Return whether the plan has reset `agent` to unborn: the turn that creates it may run again, and must succeed.
 
-        This happens when its creation waits in its parent's checkpoint while it is a member of the line, or while a third agent's message
-        to it is in transit. If its creation is in transit and another agent creates it, its host dead-letters the second creation.
+        This happens when the agent's creation waits in its parent's checkpoint while the agent is a member of the line,
+        or while a third agent's message to it is in transit. If the creation is in transit and another agent creates
+        the same agent, its host dead-letters the second creation.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def why_work_is_over(self, host: str, host_start: int, plan: int) -> str:
-        """Return why this host's work under this plan no longer counts; "": it counts."""
+        """Return why this host's work under this plan no longer counts, or "" if it counts."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"

@@ -1,4 +1,5 @@
-"""Rules of the operations on the definition, single hosts, processes' deaths, ends of epochs, and users. `fleet_state.py` applies them.
+"""Rules of the log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
+these rules.
 
 *Definition.* The first operations of a log hold the fleet's definition and its initial agents. They come in several operations, each of
 which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names hold for agents
@@ -6,24 +7,24 @@ created later, too.
 
 *Deaths* during turns are counted, so that a message that kills its process is not delivered forever. While a turn runs, its host keeps a
 mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's next process or the launcher
-reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds its limit gets no turn and
+reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds the limit gets no turn and
 becomes a dead letter. A run of a host is counted once, even if several processes report it.
 
 The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
 between turns: the new process may run other code.
 
-If several turns were running, all of them are counted. But if one that ran on the event loop was counted before, only such turns are:
-turns in threads last long and were probably not the cause.
+If several turns were running, all of them are counted. But if a turn that ran on the event loop was counted before, only such turns are
+counted: turns in threads last long and were probably not the cause.
 
-*Ends of epochs* have an outcome, for hosts that repeat a report, and figures, for operators.
+*Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
-*Users.* A token is known by its digest alone (`security/rpc_authorization.py`). A call of an operator or admin that changes the fleet is recorded with
-its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is useless on every replica from
-the log entry that revokes it.
+*Users.* The state holds only the digest of a token (`security/rpc_authorization.py`). A call of an operator or admin that changes the
+fleet is recorded with its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is
+useless on every replica from the log entry that revokes it.
 
-Both tables are bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Admitted and refused calls
-are kept in separate tables, so that a user without rights cannot evict the records of others. Calls are numbered without gaps, so dropped
-records can be counted.
+Both tables are bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Admitted and refused
+calls are kept in separate tables, so that a user without rights cannot evict the records of others. Calls are numbered without gaps, so
+dropped records can be counted.
 """
 
 import hmac
@@ -111,7 +112,7 @@ def next_ordinal(image: FleetImage) -> int:
 
 
 def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
-    """Return why these agents cannot be created; "": they can."""
+    """Return why these agents cannot be created, or "" if they can."""
     image = state.image
     if not kind.agents or len(kind.agents) != len(kind.kinds):
         return "a creation names agents and their kinds"
@@ -171,11 +172,13 @@ def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
 
 
 DEATHS_KEPT = 256
-"""Number of turns that are counted; some 200 bytes each in the image and in each plan. The least recently counted is forgotten first."""
+"""Largest number of turns whose deaths are counted; each takes some 200 bytes in the image and in each plan. The least recently counted
+turn is forgotten first."""
 
 
 def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
-    """Note that the process of the run in `record` ended during these turns; (): between turns, as far as known."""
+    """Record that the process of the run in `record` ended during the turns `died_in`, or between turns as far as known if `died_in` is
+    empty."""
     if record.died == record.instance:
         return
     if not died_in:
@@ -195,12 +198,12 @@ def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDea
 
 
 def is_same(one: TurnDeath, other: TurnDeath) -> bool:
-    """Return whether both are about the same message for the same agent."""
+    """Return whether both turns are about the same message for the same agent."""
     return one.agent == other.agent and one.digest == other.digest
 
 
 def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
-    """Reset the count of a turn."""
+    """Reset the count of deaths during a turn."""
     others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
     is_changed = len(others) < len(image.deaths)
     image.deaths = others
@@ -208,7 +211,7 @@ def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
 
 
 def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord) -> None:
-    """Note that the epoch is complete."""
+    """Record that the epoch is complete."""
     sizes = (kind.state_bytes, kind.channel_state_bytes, kind.channel_state_messages)
     begun = (kind.epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, record.ended_ns, True, "", *sizes, account=kind.account))
@@ -217,7 +220,7 @@ def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord
 def note_aborted(
     image: FleetImage, epoch: int, record: EpochRecord, reason: str, account: EpochAccount | None = None
 ) -> None:
-    """Note that the epoch was aborted by the operation that is being applied."""
+    """Record that the operation being applied has aborted the epoch."""
     begun = (epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, image.now_ns, False, reason, account=account))
 
@@ -242,17 +245,17 @@ TOKENS_MAX = 256
 """Largest number of tokens; each call of a user compares its token with all of them."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
-"""Numbers of records kept: some 500 bytes each, so below 2 MiB of the state's 16 MiB. Save the output of `snapline audit` regularly to keep
-more."""
+"""Numbers of admitted and refused calls kept. Each record takes some 500 bytes, so all take less than 2 MiB of the state's 16 MiB. Save the
+output of `snapline audit` regularly to keep more."""
 
 HOST_SHARE = 8
-"""Divisor for the share of a table that one host's calls may fill: an eighth, 250 and 62 records."""
+"""Divisor for the share of a table that one host's calls may fill: one eighth, which is 250 and 62 records."""
 
 DIGEST_BYTES = 32
 
 
 def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int) -> OperationResult:
-    """Apply one of these operations."""
+    """Apply an operation on users: MakeToken, RevokeToken or RecordCall."""
     match kind:
         case op.MakeToken():
             return _make_token(image, kind, now_ns)
@@ -263,7 +266,7 @@ def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int)
 
 
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
-    """Return the name and role of the token with this digest; None: it is not valid.
+    """Return the name and role of the token with this digest, or None if the token is not valid.
 
     All tokens are compared in constant time, so the duration reveals nothing about them.
     """

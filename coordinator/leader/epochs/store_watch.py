@@ -1,7 +1,8 @@
-"""The store's health as the leader sees it, from results of epochs and hosts' reports on their own checkpoints; and the periodic trigger.
+"""Health of the store, judged from the results of epochs and from hosts' reports about their checkpoints; also the periodic trigger of
+epochs.
 
-Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for waiting data. Epochs that are bound to
-fail would still cost the fleet a capture each. So triggers are deferred while the store fails, and tools show why.
+Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for waiting data. Each epoch that is bound to
+fail would still cost the fleet a capture. So triggers are deferred while the store fails, and tools show why.
 
 Two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, a written ref as a success. Epochs that end
 for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. A circuit breaker (`Breaker`)
@@ -9,20 +10,22 @@ decides from these when the next regular epoch may begin. *Heartbeats*: in logge
 on their own, and every heartbeat reports a problem with that.
 
 The store is *degraded* while the breaker is open or a host reports a problem. This only decides when a regular epoch begins: manual
-epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
+epochs and epochs before a plan begin at once. The state is volatile: a new leader assumes a healthy store.
 
-*The periodic trigger* is due when the next regular epoch is. Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
-the store fails or is still storing an epoch, so the interval stretches to a multiple of the period.
+*The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, starting when the fleet begins to run.
+Missed due times are not made up for. A trigger is skipped if the store fails or is still storing an epoch, so the interval stretches to
+a multiple of the period.
 
-**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each attempt costs: states are captured, packs are
-partly written, the network is loaded, the log fills. Yet a store that works again should be used soon.
+**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each
+attempt costs: states are captured, packs are partly written, the network is loaded, the log fills. Yet a store that works again should
+be used soon.
 
 Model. An *attempt* is anything that ends in one of three ways: it succeeds, it fails because of the store, or it
 ends for a reason that shows nothing about the store. Attempts may overlap and end in any order. The breaker is
 
     closed   regular attempts may begin at any time
     open     after FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin at `next_try_ns`.
-             If it fails, the wait for the next one doubles, up to PROBE_NS_MAX; if it shows nothing, the next one may begin at once
+             If it fails, the wait for the next probe doubles, up to PROBE_NS_MAX; if it shows nothing, the next probe may begin at once
 
 Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their
 outcome counts. Their failures during the probe do not lengthen the wait; otherwise a user who retries manually would delay the recovery.
@@ -30,8 +33,8 @@ outcome counts. Their failures during the probe do not lengthen the wait; otherw
 Invariants (`validate`): open exactly from the FAILURES_TO_OPEN-th failure in a row to the next success; no probe
 while closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
 
-Pure: no clock, no I/O, no randomness. The caller passes the time, which must not run backwards. The breaker carries no guarantee: it decides when
-something is tried, never what counts as stored.
+Pure: no clock, no I/O, no randomness. The caller passes the time, which must not run backwards. The breaker carries no guarantee: it
+decides when something is tried, never what counts as stored.
 """
 
 import msgspec
@@ -41,7 +44,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.status import Concern
 
 FAILURES_TO_OPEN = 3
-"""Failures in a row that open the breaker. One or two may be transient, such as a leader change of an object store; a third seldom is."""
+"""Failures in a row that open the breaker. One or two may be transient, such as a leader change of an object store; a third rarely is."""
 
 PROBE_NS = 1_000_000_000
 """Nanoseconds from the opening failure to the first probe (1 s). A full disk is not emptied faster."""
@@ -54,7 +57,7 @@ class Breaker:
     """Decides when a failing store is tried again. Not thread-safe.
 
     Attributes:
-        is_open: see the module's text.
+        is_open: whether the breaker is open; see the module's docstring.
         failures: number of failures in a row.
         reason: reason of the latest failure; "" after a success.
         since_ns: time of the first failure in a row; 0 if there is none.
@@ -106,7 +109,7 @@ class Breaker:
         return False
 
     def ended(self, attempt: int) -> None:
-        """Record that the attempt has ended and shows nothing about the store. May be called again for attempts with a known outcome."""
+        """Record that the attempt has ended without showing anything about the store. A no-op for attempts with a known outcome."""
         if attempt == self._probe:
             self._probe = None
 
@@ -124,7 +127,7 @@ class Breaker:
 
 
 class Period:
-    """Timer of the periods.
+    """Timer of the periodic epochs.
 
     Attributes:
         next_ns: time when the next epoch is due; None: not known.
@@ -135,11 +138,11 @@ class Period:
         self.next_ns: int | None = None
 
     def stop(self) -> None:
-        """Stop, as the fleet does not run; the period restarts when the fleet does."""
+        """Stop the timer because the fleet does not run; the period restarts when the fleet does."""
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Return whether an epoch is due; true once per period."""
+        """Return whether an epoch is due. The result is True once per period."""
         now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False
@@ -153,7 +156,7 @@ class Period:
         return True
 
     def first_from(self, time_ns: int) -> int | None:
-        """Return the first due time at or after `time_ns`; None: not known."""
+        """Return the first due time at or after `time_ns`, or None if it is not known."""
         period_ns = self._shared.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns
@@ -167,7 +170,7 @@ OK, DEGRADED = "ok", "degraded"
 
 
 class StoreCondition(msgspec.Struct, frozen=True):
-    """Condition of the store, for tools.
+    """Condition of the store, as shown by tools.
 
     Attributes:
         state: "ok" or "degraded".
@@ -185,7 +188,7 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
 
 class StoreWatch:
-    """The leader's view of the store, updated by the parts that follow epochs.
+    """Health of the store as the leader sees it. The parts that follow epochs update it.
 
     Attributes:
         skipped: number of regular triggers deferred because the store failed.
@@ -200,7 +203,7 @@ class StoreWatch:
         """Host → why it cannot store checkpoints of its agents now."""
         self._host_since_ns: int | None = None
         self._standing: dict[str, int] = {}
-        """Host whose agents are paused because its memory for unstored data is full → time since when."""
+        """Host whose agents are paused because its memory for unstored data is full → time since which they are paused."""
         self._look_ns = 0
         self._is_reported = False
         """True if a warning that the store is degraded was logged."""
@@ -214,7 +217,7 @@ class StoreWatch:
         return self._breaker.allows(self._shared.now)
 
     def begun(self, epoch: int) -> None:
-        """Note that an epoch is open."""
+        """Record that an epoch is open."""
         self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:
@@ -223,17 +226,17 @@ class StoreWatch:
         return self.allows()
 
     def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
-        """Note that the epoch, or its ref, could not be stored. `is_news`: log it, unless the store is already degraded."""
+        """Record that the epoch, or its ref, could not be stored. `is_news`: log the failure, unless the store is already degraded."""
         if is_news and not self.is_degraded:
             self._shared.note("error", reason)
         self._breaker.failed(epoch, self._shared.now, reason)
 
     def stored(self, epoch: int) -> None:
-        """Note that the epoch has its ref."""
+        """Record that the epoch's ref is written."""
         self._breaker.succeeded(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Note that the epoch is aborted; if the store was the reason, `failed` was called first."""
+        """Record that the epoch is aborted. If the store was the reason, `failed` was called first."""
         self._breaker.ended(epoch)
 
     # ---- reports --------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ class StoreWatch:
             self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:
-        """Return why one of these hosts cannot store; "" if all can."""
+        """Return why one of these hosts cannot use the store, or "" if all can."""
         return next((self._host_reasons[host] for host in hosts if host in self._host_reasons), "")
 
     def is_storing(self, host: str) -> bool:
@@ -282,7 +285,7 @@ class StoreWatch:
 
     @property
     def is_degraded(self) -> bool:
-        """Return whether the breaker is open, or a host cannot store."""
+        """Return whether the breaker is open or a host cannot use the store."""
         return self._breaker.is_open or bool(self._host_reasons)
 
     @property

@@ -1,11 +1,11 @@
 """Admission of hosts, and the transfer of the fleet's definition from a host into the log.
 
-*Admission* is the store probe, then the log entry. Nothing is committed for a host that cannot take part. This leader probes each run of a
-host once. It probes only one new run of a host at a time, the latest one.
+*Admission* of a host first probes the store and then proposes a log entry. Nothing is committed for a host that cannot take part. This
+leader probes each run of a host once. Of several new runs of a host, it probes only the latest.
 
 *Definition.* Hosts that join before the fleet is defined are asked for its definition, and the first one that arrives is used: DefineFleet,
-then its agents in batches below 64 KiB. Other hosts must have the same digest. If a leader dies half way, the log holds a prefix: the next
-leader gets the definition again and continues from there.
+then its agents in batches below 64 KiB. Other hosts must have the same digest. If a leader dies half-way, the log holds a prefix of the
+definition: the next leader gets the definition again and continues from there.
 """
 
 from collections.abc import Iterable
@@ -33,10 +33,10 @@ from snapline.ids import check_id
 from snapline.messages.host_messages import FleetDefinition, Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
-"""Time limit to write or read a probe: a coordinator or host that exceeds it cannot use its store."""
+"""Time limit to write or read a probe, in nanoseconds. A coordinator or host that exceeds it cannot use its store."""
 
 DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
-"""Text for an unknown difference."""
+"""Text of the error when the difference between two definitions is unknown."""
 
 FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
 """Advice for a host that defines a fleet of the same name."""
@@ -49,12 +49,12 @@ class Admission:
         self._shared = shared
         self._host_sessions = host_sessions
         self._probed_runs: dict[str, str] = {}
-        """Host → its run that has read a probe."""
+        """Host → run of the host that has read a probe."""
 
     # ---- joining --------------------------------------------------------------------------------------------------
 
     def on_joined(self, number: int, join: Join) -> None:
-        """Take the first message of a stream."""
+        """Handle the first message of a stream."""
         host_sessions = self._host_sessions
         if host_sessions.opened(number) is not None:
             return
@@ -78,7 +78,7 @@ class Admission:
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
-        """Attach a session whose host reads the same store; first admit a run that the state does not know."""
+        """Attach a session whose host reads the same store; admit the run first if the state does not know it."""
         if session.start:
             self._host_sessions.attach(session)
         else:
@@ -114,7 +114,7 @@ class Admission:
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
-        """Take the result of AdmitHost. If it was late or rejected, `evaluate` proposes it again."""
+        """Handle the result of AdmitHost. If the operation was late or rejected, `evaluate` proposes it again."""
         session = self._host_sessions.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
@@ -135,7 +135,7 @@ class Admission:
             self._host_sessions.attach(session)
 
     def on_defined(self) -> None:
-        """Reject hosts that joined before the fleet was defined, and define another."""
+        """Reject hosts that joined before the fleet was defined and that define another fleet."""
         for session in self._host_sessions.all_sessions_in_any_stage():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._shared.state.image.outcome:
@@ -144,7 +144,7 @@ class Admission:
     # ---- the probe ------------------------------------------------------------------------------------------------
 
     def on_probe_written(self, event: ProbeWritten) -> None:
-        """Take the result of WriteProbe."""
+        """Handle the result of WriteProbe."""
         session = self._host_sessions.opened(event.session)
         if session is None or not isinstance(session.stage, Joining):
             if event.path:
@@ -172,7 +172,7 @@ class Admission:
         reason = message.error or "it found other bytes"
         if (
             message.may_pass or session.host in self._shared.state.image.hosts
-        ):  # a known host had the right store: it is unavailable, not wrong
+        ):  # a known host had the right store: the store is unavailable, not wrong
             self._host_sessions.reject_session(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
@@ -187,7 +187,7 @@ class Admission:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Propose admissions again; give up on probes."""
+        """Propose pending admissions again, and give up probes that take too long."""
         if self._shared.state.image.outcome:
             return
         for session in self._host_sessions.all_sessions_in_any_stage():
@@ -213,7 +213,10 @@ def _is_same_run(record: HostRecord, join: Join) -> bool:
 
 
 def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """Describe how a host's definition differs from the fleet's, by parts `name=value`; if unknown, say what must match."""
+    """Describe how a host's definition differs from the fleet's, by parts `name=value`.
+
+    If the difference is unknown, name the parts that must match.
+    """
     known = {name: value for name, _, value in [part.partition("=") for part in here]}
     parts = [part.partition("=") for part in there]
     differences = [
@@ -229,14 +232,14 @@ KIND_CHARACTERS_MAX = 1024
 """Largest length of one agent's kind: a module path and a class."""
 
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
-"""Largest number of placement rules, and of hosts in them: they fit into the log entry that defines the fleet."""
+"""Largest number of placement rules, and of hosts in one rule, so that all rules fit into the log entry that defines the fleet."""
 
 PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 """Limits of the definition shown to rejected hosts, which has nine parts."""
 
 
 class Definition:
-    """The fleet's definition until it is in the log."""
+    """Transfer of the fleet's definition into the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -245,7 +248,7 @@ class Definition:
         self._join: Join | None = None
 
     def on_received(self, session: HostSession, message: FleetDefinition) -> None:
-        """Take the fleet's definition from a host."""
+        """Handle the fleet's definition, received from a host."""
         if self._shared.state.is_defined or self._received is not None:
             return
         problem = _problem_of(message)

@@ -12,14 +12,15 @@ still answer for such a process (`channels/servers.py`); they break the stream o
 byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the loop (`HostBusyReported`), also without a
 stream, as after a change of leader. Such a report defers the loss.
 
-A suspicion may be wrong. The loss is committed all the same, the host rejoins with its old start, and the next plan discards what it did
-since.
+A suspicion may be wrong. The loss is committed nevertheless, the host rejoins with its old start, and the next plan discards the work it
+did since.
 
 Deadlines are extended when this process itself was late: a coordinator that was paused for ten seconds has received nothing, and its
 hosts are not the cause.
 
-*Removal.* A lost or departed host without agents is forgotten after ten minutes, or when an operator requests it. An operator's request may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some
-seconds before the request is answered.
+*Removal.* A lost or departed host without agents is forgotten after ten minutes, or when an operator requests it. An operator's request
+may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some seconds before the
+request is answered.
 """
 
 import msgspec
@@ -33,22 +34,22 @@ from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Leave, PeerSuspe
 from snapline.messages.status import Concern
 
 BROKEN_NS = 1 * SECOND_NS
-"""Time for a broken stream to be reopened: a living host needs 50 to 500 ms."""
+"""Time in which a broken stream must be reopened, in nanoseconds; a living host needs 50 to 500 ms."""
 
 BUSY_NS = 2 * SECOND_NS
-"""Validity of a busy report: a busy host reports every second, and one report may be lost."""
+"""Validity of a busy report, in nanoseconds. A busy host reports every second, and one report may be lost."""
 
 RESTART_GRACE_NS = 3 * SECOND_NS
 """Grace for hosts that were alive when the leader started: they must first reconnect."""
 
 DEATHS_SHOWN = 10
-"""Number of latest deaths to show: hundreds are likely one defect."""
+"""Number of latest deaths to show; hundreds of deaths usually have one cause."""
 
 ENDED = "an operator has ended it"
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """The end of the process of a host's run, and the turns that it interrupted."""
+    """End of a host run's process, and the turns that it interrupted."""
 
     start: int
     reason: str
@@ -56,7 +57,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """Last report of a host's run on what blocks its event loop, and its time."""
+    """Last report of a host's run about the cause that blocks its event loop, with the time of the report."""
 
     start: int
     at_ns: int
@@ -81,13 +82,16 @@ class FailureDetector:
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """Give all hosts that are alive in the state time to come back."""
+        """Give all hosts that are alive in the state time to reconnect."""
         for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """Note a broken link to a host. The report counts if the host's stream to this leader breaks within a second."""
+        """Record a broken link to a host that a peer reported.
+
+        The report counts if the host's stream to this leader breaks within a second.
+        """
         record = self._shared.state.image.hosts.get(message.host)
         if record is None or record.start != message.host_start or self._is_reported(message.host, record):
             return
@@ -97,7 +101,7 @@ class FailureDetector:
             self._peer_suspicions[message.host] = (message.host_start, self._shared.now)
 
     def on_busy_reported(self, event: HostBusyReported) -> None:
-        """Take a host's report that its process lives and something blocks its event loop."""
+        """Handle a host's report that its process is alive while its event loop is blocked."""
         record, now = self._shared.state.image.hosts.get(event.host), self._shared.now
         if record is None or record.instance != event.instance or record.state != ALIVE:
             return
@@ -106,7 +110,7 @@ class FailureDetector:
             self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
     def on_exit_reported(self, event: HostExitReported) -> None:
-        """Take a launcher's report that a run is over."""
+        """Handle a launcher's report that a host's run has ended."""
         record = self._shared.state.image.hosts.get(event.host)
         if record is not None and record.instance == event.instance and record.state != LEFT:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
@@ -120,7 +124,7 @@ class FailureDetector:
             self._shared.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
 
     def on_leave(self, session: HostSession, message: Leave) -> None:
-        """Take a host's Leave."""
+        """Handle a host's Leave message."""
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
@@ -134,7 +138,7 @@ class FailureDetector:
         }
 
     def evaluate(self) -> None:
-        """Propose losses."""
+        """Propose the loss of suspected hosts."""
         if not self._shared.state.image.outcome:
             self._propose_losses()
 
@@ -171,7 +175,8 @@ class FailureDetector:
         return exited.died_in if exited is not None and is_news else ()
 
     def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
-        """Propose the turns in which a lost host died, if its loss has none: one log entry cannot hold those of many hosts."""
+        """Propose the turns during which a lost host's process died, if its LoseHosts named none: one log entry cannot hold the turns of
+        many hosts."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -193,7 +198,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """Return the time when a host whose stream has just broken is lost."""
+        """Return the time at which a host whose stream has just broken counts as lost."""
         now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -203,7 +208,7 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Return whether the host's process has reported within BUSY_NS that it lives."""
+        """Return whether the host's process has reported within BUSY_NS that it is alive."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
@@ -223,7 +228,7 @@ class FailureDetector:
         return concerns
 
     def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long the host has been busy, and with what, as far as known."""
+        """Return how long the host has been busy, and the cause if known."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
@@ -251,7 +256,7 @@ REFUSE_NS = 5 * SECOND_NS
 
 
 class OperatorRequest(msgspec.Struct, frozen=True):
-    """An operator's request: its host and time."""
+    """An operator's request to forget a host: the host, and the time of the request."""
 
     host: str
     asked_ns: int
@@ -263,12 +268,12 @@ class HostRemoval:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._over_ns: dict[str, int] = {}
-        """Lost or departed host without agents → time since when, as seen by this leader."""
+        """Lost or departed host without agents → time when this leader first saw it in this state."""
         self._requests: dict[int, OperatorRequest] = {}
         """Operators' requests, by number."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
-        """Take an operator's request to forget a host."""
+        """Handle an operator's request to forget a host."""
         self._requests[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:

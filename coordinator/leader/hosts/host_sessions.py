@@ -22,26 +22,26 @@ from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
 ASKED_MAX = 4
-"""Largest number of hosts asked for the fleet's definition at a time, so that one slow or dead host does not matter. With a hundred thousand
-agents, sending and receiving a definition takes half a second each. If all hosts sent it, their sessions would time out and they would
-rejoin forever."""
+"""Largest number of hosts asked for the fleet's definition at a time, so that one slow or dead host causes no delay. With a hundred
+thousand agents, sending a definition and receiving it take half a second each. If all hosts sent the definition, their sessions would time
+out and the hosts would rejoin forever."""
 
 
 QUIET_NS = 1 * SECOND_NS
-"""Silence after which a host counts as busy (two missed heartbeats): its event loop is blocked, but its stream is open."""
+"""Silence, in nanoseconds, after which a host counts as busy (two missed heartbeats): its event loop is blocked, but its stream is open."""
 
 DEFINING_NS = 10 * SECOND_NS
 """Silence of a host that was asked for the fleet's definition, after which another host is asked."""
 
 
 class Joining(msgspec.Struct):
-    """Stage: the probe is being written, since `since_ns`."""
+    """Stage: the probe is being written into the store since `since_ns`."""
 
     since_ns: int
 
 
 class Probing(msgspec.Struct):
-    """Stage: the host has to read the probe, since `since_ns`."""
+    """Stage: the host must read the probe; the stage began at `since_ns`."""
 
     path: str
     content: bytes
@@ -53,7 +53,10 @@ class Admitting(msgspec.Struct, frozen=True):
 
 
 class Attached(msgspec.Struct):
-    """Stage: attached. `heard_ns`: time of the host's last message; `woken_ns`: time of its last message after a quiet period."""
+    """Stage: the host is attached.
+
+    `heard_ns`: time of the host's last message; `woken_ns`: time of its last message after a quiet period.
+    """
 
     heard_ns: int
     woken_ns: int = 0
@@ -63,7 +66,7 @@ class HostSession(msgspec.Struct):
     """One stream of a host.
 
     Attributes:
-        start: host start; 0 before a new run is admitted.
+        start: host start, the number of the host's run; 0 before a new run is admitted.
         heartbeat: the host's last heartbeat.
         beaten_ns: time of the last heartbeat.
         is_asked: the host was asked for the fleet's definition.
@@ -79,12 +82,12 @@ class HostSession(msgspec.Struct):
 
     @property
     def host(self) -> str:
-        """The host of the session."""
+        """Return the host of the session."""
         return self.join.host
 
 
 class HostSessions:
-    """All sessions. Volatile: rebuilt from the hosts' messages."""
+    """All sessions of hosts. Volatile: rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -98,18 +101,18 @@ class HostSessions:
         self._led_until_ns = 0
 
     def on_started(self) -> None:
-        """Note the time of the log's last entry, which a previous leader proposed."""
+        """Record the time of the log's last entry, which a previous leader proposed."""
         self._led_until_ns = self._shared.state.image.now_ns
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def session(self, number: int) -> HostSession | None:
-        """Return the session if it is its host's current one."""
+        """Return the session with this number if it is its host's current session."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
     def opened(self, number: int) -> HostSession | None:
-        """Return the session, in any stage."""
+        """Return the session with this number, in any stage."""
         return self._sessions.get(number)
 
     def all_sessions_in_any_stage(self) -> list[HostSession]:
@@ -130,7 +133,7 @@ class HostSessions:
         return session if is_alive else None
 
     def attached(self) -> list[str]:
-        """Return the attached hosts, by name."""
+        """Return the names of the attached hosts, sorted."""
         return [host for host in sorted(self._current) if self.attached_session(host) is not None]
 
     def sessions_of(self, hosts: list[str]) -> tuple[int, ...]:
@@ -149,12 +152,12 @@ class HostSessions:
     def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
         """Return the latest wall-clock time when any of these host runs (host → start) is known to have worked; 0: until now.
 
-        Runs that never had a stream to this leader may have ended under the previous one.
+        Runs that never had a stream to this leader may have ended under the previous leader.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 
     def take_newly_attached(self) -> list[HostSession]:
-        """Return the sessions attached since the last call, which need the present directives."""
+        """Return the sessions attached since the last call, which need the current directives."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
@@ -179,7 +182,7 @@ class HostSessions:
         return session
 
     def make_current(self, session: HostSession, start: int) -> None:
-        """Make `session` the current one of its host, for run `start`; close the older one."""
+        """Make `session` the current session of its host, for run `start`; close the older session."""
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -205,7 +208,7 @@ class HostSessions:
         shared.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
 
     def _needs_more_definitions(self) -> bool:
-        """Return whether one more host is to be asked for the fleet's definition."""
+        """Return whether one more host must be asked for the fleet's definition."""
         return (
             not self._shared.state.is_defined
             and sum(map(self._is_definition_expected, self._sessions.values())) < ASKED_MAX
@@ -243,14 +246,14 @@ class HostSessions:
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
     def on_activity(self, session: HostSession) -> None:
-        """Note the time of a message of any kind."""
+        """Record the time of a message of any kind."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
                 session.stage.woken_ns = self._shared.now
             session.stage.heard_ns = self._shared.now
 
     def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
-        """Keep the host's heartbeat."""
+        """Store the host's heartbeat."""
         session.heartbeat, session.beaten_ns = message, self._shared.now
 
     def shift(self, late_ns: int) -> None:
@@ -270,7 +273,7 @@ class HostSessions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Follow the state, and send the roster."""
+        """Close sessions whose run has ended in the state, and send the roster."""
         self._drop_lost_sessions()
         self._ask_others()
         roster = self.roster()
@@ -279,7 +282,7 @@ class HostSessions:
             self._shared.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
-        """Ask further hosts for the definition: those asked before may be gone."""
+        """Ask further hosts for the definition, because the hosts asked before may be gone."""
         for session in self._current.values() if self._needs_more_definitions() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._needs_more_definitions():
                 self._welcome(session)
@@ -290,7 +293,7 @@ class HostSessions:
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
-        """Close sessions whose run is over in the state: these hosts must rejoin."""
+        """Close sessions whose run has ended in the state, so that these hosts rejoin."""
         hosts = self._shared.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)

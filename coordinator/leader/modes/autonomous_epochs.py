@@ -1,30 +1,30 @@
-"""Epochs of fleets whose agents checkpoint on their own: when an epoch begins, and which states survive a failure.
+"""Checkpoint mode of fleets whose agents checkpoint on their own: when an epoch begins, and which states survive a failure.
 
-The recovery line exists before the epoch: it is taken when BeginEpoch is proposed. So every agent with a checkpoint on the line was created
-before the epoch began, and is a member. An epoch begins by one of these triggers:
+The recovery line exists before the epoch: the line is fixed when BeginEpoch is proposed. So every agent with a checkpoint on the line was
+created before the epoch began, and is a member. An epoch begins by one of these triggers:
 
     hand      a tool requests a snapshot. If the line has not advanced since the base, the base is the answer
     period    the period is over and the line has advanced
     log       the sender logs in the store have outgrown half of their limit and the line has advanced
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
-Effects and final answers wait for an epoch that holds their agent's checkpoint. Idle agents whose policy takes no checkpoint may hold the
-line back behind it. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
+Effects and final answers wait for an epoch that holds their agent's checkpoint. Idle agents whose policy takes no checkpoint may keep the
+line behind that checkpoint. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
 
 *Freezing.* The hosts start no more turns and take checkpoints of their agents' live states, for two reasons:
 
 - Before a plan, so that surviving states are in the store and the plan's line has the survivors at their live states
   (protocols.md, section 6).
-- When the sender logs exceed their limit while one agent holds the line back (the domino effect): an epoch of the line does not help then.
+- When the sender logs exceed their limit while one agent holds the line back (the domino effect): an epoch of the line would not help.
   The cut of all live states becomes an epoch, and the fleet continues. Such a coordinated checkpoint is the only way to bound the logs.
 
 A host that answers has made its checkpoints durable, and has reported them earlier on the same stream. `running` names agents inside a
 long turn: they count as failed, and so do all agents of a host that does not answer in time. The request is idempotent; the plan or
 ThawAgents ends the freeze.
 
-A host sends AgentsFrozen once, and either message may be lost with its stream or the leader. So every new stream begins with the present
-state: FreezeAgents, or ThawAgents for any freeze of any leader. If a plan is needed, neither is sent: the plan ends the freeze, and
-agents that stay frozen until then lose nothing.
+A host sends AgentsFrozen once, and request and answer may be lost with the stream or the leader. So every new stream begins with the
+current state: FreezeAgents, or ThawAgents for any freeze of any leader. If a plan is needed, neither message is sent: the plan ends the
+freeze, and agents that stay frozen until then lose nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,21 +52,21 @@ from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, 
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, RetireAgent, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
-"""Time for a host to answer, from the request on its stream. Agents whose turn takes longer than a second are left out; the rest of the
+"""Time for a host to answer a freeze request, in nanoseconds. Agents whose turn takes longer than a second are skipped; the rest of the
 time is for the disk."""
 
 ANY_FREEZE = 0
-"""Number in a ThawAgents that ends any freeze. Numbers of freezes begin at 1."""
+"""Freeze number in a ThawAgents that ends any freeze. Real freezes are numbered from 1."""
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """Request to the hosts of a plan to freeze.
+    """Request to the hosts of a plan to freeze their agents, and the answers.
 
     Attributes:
         number: number of the freeze.
         asked_ns: session → time of the request.
-        answers: session → answer. A host that reconnects is asked again, since a deposed leader that does not know it yet may have
-            thawed it.
+        answers: session → answer. A host that reconnects is asked again, since a leader that does not know yet that it
+            was replaced may have thawed the host.
     """
 
     plan: int
@@ -76,7 +76,7 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class Freezing:
-    """The present freeze. Volatile."""
+    """The current freeze of the fleet. Volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -104,7 +104,7 @@ class Freezing:
         return self._shared.now < freeze.asked_ns.setdefault(session.id, self._shared.now) + FREEZE_NS
 
     def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
-        """Take the answer of a frozen host."""
+        """Handle the answer of a frozen host."""
         self._latest = max(self._latest, message.number)
         freeze = self._freeze
         is_asked = freeze is not None and (message.plan, message.number) == (freeze.plan, freeze.number)
@@ -112,7 +112,7 @@ class Freezing:
             freeze.answers[session.id] = message
 
     def has_checkpointed_live_state(self, host: str, agent: str) -> bool:
-        """Return whether the live state of `agent` is its newest checkpoint, as its host reported."""
+        """Return whether the host reported that the newest checkpoint of `agent` holds its live state."""
         session = self._host_sessions.attached_session(host)
         if session is None or self._freeze is None:
             return False
@@ -144,14 +144,14 @@ FREEZE_PAUSE_NS = 10 * SECOND_NS
 """Shortest time between two freezes for the logs, so that the fleet is not frozen all the time."""
 
 RECOVERY_FAILURES_MAX = 10
-"""Largest number of failed tries to store surviving states. After that the fleet recovers from the newest epoch."""
+"""Largest number of failed attempts to store surviving states. Afterwards the fleet recovers from the newest epoch."""
 
 RECOVERY_EPOCHS_MAX = 3
 """Largest number of epochs made before one plan: a host that does not freeze may report new checkpoints forever."""
 
 
 class Autonomous:
-    """Mode of uncoordinated and communication-induced fleets."""
+    """Checkpoint mode of uncoordinated and communication-induced fleets."""
 
     def __init__(
         self,
@@ -175,10 +175,10 @@ class Autonomous:
         self._log_left = 0
         """Size of the logs that remained after the last complete epoch that was not made for a recovery."""
         self._newest: dict[str, int] = {}
-        """Agent → number of its newest checkpoint once the hosts were frozen, live state included."""
+        """Agent → number of its newest checkpoint after the hosts were frozen, including checkpoints of live states."""
 
     def evaluate(self) -> None:
-        """Follow the plan and the checkpoints. The need for a plan ends the freeze for an epoch."""
+        """React to changes of the plan and of the checkpoints. If a plan is needed, a freeze for an epoch ends."""
         self._lines.evaluate()
         self._freezing.evaluate()
         if self._shared.state.phase != RUNNING:
@@ -187,7 +187,7 @@ class Autonomous:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Present | None:
-        """Propose an epoch if there is a reason. A freeze, once begun, is completed even if its epoch fails."""
+        """Propose an epoch if there is a trigger. A freeze that has begun is completed even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
         if demand.is_held:
@@ -199,7 +199,7 @@ class Autonomous:
         return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of an epoch that should begin now; "": none."""
+        """Return the trigger of an epoch that should begin now, or "" if there is none."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
@@ -222,7 +222,7 @@ class Autonomous:
         return ""
 
     def _present(self) -> Present | None:
-        """Return the epoch that already holds the present line."""
+        """Return the epoch that already holds the current recovery line."""
         ledger = self._lines.ledger
         if ledger is None or ledger.base_epoch == 0 or ledger.has_advanced:
             return None
@@ -251,7 +251,7 @@ class Autonomous:
         self._freezing.thaw()
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch."""
+        """Handle the result of BeginEpoch."""
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
@@ -265,7 +265,7 @@ class Autonomous:
         return StoringLine()
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Do nothing: the line existed before the epoch."""
+        """Do nothing, because the recovery line existed before the epoch."""
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Thaw a fleet that was frozen for the epoch."""
@@ -275,7 +275,7 @@ class Autonomous:
             self._thaw()
 
     def directives_for(self, host: str) -> Sequence[FreezeAgents | ThawAgents]:
-        """Return the directive for the present state: frozen or thawed."""
+        """Return the directive for the current state of the fleet: frozen or thawed."""
         return self._freezing.directives_for(host)
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
@@ -295,12 +295,12 @@ class Autonomous:
         return False
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan: the next plan checks the surviving states again."""
+        """Reset after CommitPlan, so that the next plan checks the surviving states again."""
         self._newest = {}
         self._epochs.on_plan_ended()
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses: an agent keeps its live state if that is its newest checkpoint and on the line."""
+        """Return the work that a plan undoes. An agent keeps its live state if that is its newest checkpoint and on the line."""
         state, ledger = self._shared.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
@@ -315,5 +315,5 @@ class Autonomous:
         return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent: it leaves when no line can need it."""
+        """Queue the agent for removal, which happens when no recovery line can need it."""
         self._leaving.on_asked(session, message)

@@ -1,14 +1,14 @@
-"""Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
+"""Ledger of a logged fleet's checkpoints in the store, and the recovery line computed from them.
 
-One ledger serves one plan. It begins with the *base*, the newest complete epoch, and adds checkpoints that hosts report above it. Base 0
-is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the line; the ledger
-keeps the files: which pack holds which checkpoint, and which packs no line can need any more.
+One ledger serves one plan. The ledger begins with the *base*, the newest complete epoch, and adds later checkpoints that hosts report.
+Base 0 is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the
+line; the ledger keeps the files: which pack holds which checkpoint, and which packs no line can need any more.
 
 `FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may hold an agent's checkpoint with any number. So the history
 calls that checkpoint number 1, after the implicit 0; `_shift` converts ledger numbers to history numbers.
 
-The base is consistent, so the line never falls below it while a plan lasts. Checkpoints at or below the base are forgotten, including
-files, since plans start from the base or from checkpoints above it.
+The base is consistent, so the recovery line never falls below the base while a plan lasts. Checkpoints at or below the base are
+forgotten, including files, since plans start from the base or from checkpoints above it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,22 +22,23 @@ from snapline.recovery.dependency_history import FleetHistory, Line
 UNBORN = "unborn"
 
 AGENTS_NAMED_MAX = 5
-"""Largest number of agents named in a sentence."""
+"""Largest number of agents named in one message."""
 
 ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
 
 
 class Ledger:
-    """The checkpoints of one plan.
+    """The checkpoints of a logged fleet under one plan.
 
     Attributes:
         plan, base_epoch: the plan and base epoch of the ledger.
-        base: agent → number of its checkpoint in the base epoch; without agents that are unborn there.
+        base: agent → number of its checkpoint in the base epoch; agents that are unborn there have no entry.
         newest: agent → number of its newest checkpoint; 0: none.
         packs: path → pack, for all packs that hold checkpoints.
         log_bytes: size of the sender logs in the packs.
-        problems: impossible reports, to be logged.
-        left: agents that have left since. They stay in the history; an epoch that began earlier holds them as the base does.
+        problems: descriptions of impossible reports, to be logged.
+        left: agents that have left since the base. They stay in the history; an epoch that began before they left holds
+            them as the base does.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class Ledger:
         initial: Iterable[str],
         damaged: Mapping[str, int],
     ) -> None:
-        """Begin with the checkpoints of the base epoch.
+        """Create a ledger with the checkpoints of the base epoch.
 
-        `initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its first
-        unreadable checkpoint; that one and later ones do not count.
+        `initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its
+            first unreadable checkpoint; that checkpoint and later ones are ignored.
         """
         self.plan = plan
         self.base_epoch = base_epoch
@@ -95,7 +96,7 @@ class Ledger:
     # ---- additions ------------------------------------------------------------------------------------------------
 
     def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
-        """Note that these checkpoints are in the store, whether they can be added now or not."""
+        """Record that these checkpoints are in the store, even if they cannot be added yet."""
         before = dict.fromkeys(self._held)
         for checkpoint in checkpoints:
             path = checkpoint.pack.path
@@ -108,9 +109,10 @@ class Ledger:
                 held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
 
     def add(self, checkpoint: StoredCheckpoint) -> str:
-        """Add a checkpoint that is held. Return "added", "known" (or past), "void", or "gap" if its predecessor is missing.
+        """Add a checkpoint that is in the store. Return "added", "known" (or older than the base), "void", or "gap" if its predecessor is
+        missing.
 
-        Its tables may be complete, or name only the channels that changed since the agent's previous checkpoint.
+        The checkpoint's tables may be complete, or name only the channels that changed since the agent's previous checkpoint.
         """
         agent, number = checkpoint.agent, checkpoint.number
         if number >= self._damaged.get(agent, number + 1) or agent in self.left:
@@ -140,19 +142,19 @@ class Ledger:
         return ADDED
 
     def leave(self, agent: str) -> None:
-        """Mark an agent as left: it has stopped, and the base has received everything it sent."""
+        """Mark an agent that has stopped as departed. The base has received everything that the agent sent."""
         if agent in self.newest:
             self.left[agent] = None
             for held in self._held.values():
                 held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
-        """Take an agent's live position, `turns` turns after its newest checkpoint."""
+        """Record the position of an agent's live state, `turns` turns after its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
 
     def why_not_advanced(self) -> str:
-        """Return an explanation for operators: no agent has a newer checkpoint, or the newer ones fit into no consistent cut."""
+        """Return why the line has not advanced, for operators: there are no newer checkpoints, or they do not fit into a consistent cut."""
         newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
         if not newer:
             return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
@@ -167,12 +169,12 @@ class Ledger:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a line can be made into an epoch: each agent has a first checkpoint."""
+        """Return whether a recovery line can be stored as an epoch, because each agent has a first checkpoint."""
         return not self._missing
 
     @property
     def line(self) -> dict[str, int]:
-        """The recovery line if all agents fail: agent → checkpoint number."""
+        """Return the recovery line if all agents fail: agent → checkpoint number."""
         if self._line is None:
             shift = self._shift
             self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
@@ -180,7 +182,7 @@ class Ledger:
 
     @property
     def has_advanced(self) -> bool:
-        """Return whether the line lies past the base."""
+        """Return whether the recovery line is newer than the base."""
         base = self.base
         line = self.line.items()
         return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
@@ -196,7 +198,7 @@ class Ledger:
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """Return the agents with their packs, and the packs by path, to make `line` into an epoch of `members`."""
+        """Return the agents with their packs, and the packs by path, that are needed to store `line` as an epoch of `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}
         for agent, record in members:
@@ -216,7 +218,7 @@ class Ledger:
         self.base_epoch = epoch
         for agent, number in line.items():
             if number == 0 and agent not in self._initial and agent not in self.base:
-                continue  # not created yet on this line
+                continue  # the agent is not created yet on this line
             self.base[agent] = number
             place = self.history_number_of(agent, number)
             known = self.history.checkpoints_of(agent)
@@ -225,7 +227,7 @@ class Ledger:
             self._paths[agent] = {x: path for x, path in paths.items() if x > number}
 
     def drop_above_base(self) -> None:
-        """Drop the checkpoints above the base: the round that took them is aborted."""
+        """Drop the checkpoints after the base, because the round that took them was aborted."""
         self.history.roll_back(
             Line({agent: self.history_number_of(agent, self.base.get(agent, 0)) for agent in self.newest})
         )
@@ -236,7 +238,7 @@ class Ledger:
         self._line = None
 
     def take_obsolete(self) -> tuple[str, ...]:
-        """Forget and return the packs that hold no checkpoint above the base."""
+        """Forget and return the packs that hold no checkpoint after the base."""
         if not self.base_epoch:
             return ()
         base = self.base
@@ -247,14 +249,14 @@ class Ledger:
         return obsolete
 
     def release(self, paths: Iterable[str]) -> None:
-        """Forget packs that are to be deleted."""
+        """Forget packs that will be deleted."""
         for path in paths:
             self._held.pop(path, None)
             self.packs.pop(path, None)
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
-        """Return the lowest checkpoint above the base in a pack, for `agent` or (empty) for each agent."""
+        """Return the lowest checkpoint after the base in a pack, for `agent`, or for each agent if `agent` is empty."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
             numbers = [number for number, pack_path in self._paths.get(name, {}).items() if pack_path == path]

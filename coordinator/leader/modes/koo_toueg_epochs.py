@@ -1,17 +1,19 @@
-"""Epochs of koo-toueg fleets: each epoch is a round, which makes the line that becomes the epoch.
+"""Checkpoint mode of koo-toueg fleets: each epoch is a round of checkpoints, whose line is stored as the epoch.
 
-*When.* A round begins manually, when the period is over, or when the sender logs in some host's memory are large. In the last case all agents
-are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in the next one.
+*When.* A round begins on a manual request, when the period has elapsed, or when the sender logs in some host's memory are large. In the
+last case all agents are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in
+the next one.
 
-*Rounds.* `protocols/koo_toueg_round.py` asks and decides. `Rounds` sends the questions to the hosts and passes their answers to the round. When
-the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the newest checkpoints of all
-agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each round (G1) before its epoch is
-decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints permanent.
+*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) asks and decides. `Rounds` sends the questions to the hosts and passes their answers
+to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the
+newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each
+round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints
+permanent.
 
 The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 
 A periodic round has one initiator, the agent with the oldest checkpoint. A manual round, or one for large logs, has all agents. Agents
-created since the base are always initiators: one that does not exist yet answers yes and takes no part.
+created since the base are always initiators; an agent that does not exist yet answers yes and takes no part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +49,7 @@ from snapline.protocols.koo_toueg import (
 
 
 class Rounds:
-    """The running round; one at a time."""
+    """Rounds of a koo-toueg fleet, of which one runs at a time."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
@@ -65,7 +67,7 @@ class Rounds:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def initiators(self, *, is_all_agents: bool) -> tuple[str, ...]:
-        """Return the initiators of the next round; empty if no agent can be asked."""
+        """Return the initiators of the next round, or nothing if no agent can be asked."""
         ledger = self._lines.ledger
         if ledger is None:
             return ()
@@ -86,7 +88,7 @@ class Rounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """Return the round's line once the round has decided to commit and all its checkpoints are durable; otherwise None."""
+        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable; otherwise None."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -110,7 +112,7 @@ class Rounds:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
-        """Take the answers of a host's agents."""
+        """Handle the answers of a host's agents."""
         current_round = self._round
         if (
             current_round is None
@@ -153,7 +155,7 @@ class Rounds:
     # ---- life of a round ------------------------------------------------------------------------------------------
 
     def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
-        """Start the round of epoch `epoch`, which has begun."""
+        """Start the round of the epoch `epoch`, which has begun in the log."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
         self._carry_out(self._round.handle(self._shared.now, RoundStarted()))
@@ -203,11 +205,12 @@ class Rounds:
 
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Size of sender logs in one host's memory that begins a round: a quarter of the size that pauses its agents (`agent_runtime/host/logged_agent.py`)."""
+"""Size of sender logs in one host's memory at which a round begins: a quarter of the size at which the host pauses its agents
+(`agent_runtime/host/logged_agent.py`)."""
 
 
 class KooToueg:
-    """Mode of koo-toueg fleets, whose agents are asked in rounds."""
+    """Checkpoint mode of koo-toueg fleets, whose agents are asked in rounds."""
 
     def __init__(
         self,
@@ -232,13 +235,17 @@ class KooToueg:
         self._store = store
 
     def evaluate(self) -> None:
-        """Follow the plan and the checkpoints."""
+        """React to changes of the plan and of the checkpoints."""
         self._lines.evaluate()
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
-        """Propose a round. A manual round, or one for the logs, has all agents as initiators; a periodic one has the agent that waits longest."""
+        """Propose a round.
+
+        In a manual round, or one for the logs, all agents are initiators. In a periodic round the agent with the oldest
+        checkpoint is.
+        """
         if self._epochs.is_busy or self._publisher.unpublished:
             return Later()
         if demand.is_held or not (demand.is_asked or self._store.allows()):
@@ -251,7 +258,7 @@ class KooToueg:
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of a round that should begin now; "": none."""
+        """Return the trigger of a round that should begin now, or "" if there is none."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
         if demand.is_asked or demand.is_due:
@@ -259,7 +266,7 @@ class KooToueg:
         return LOG_TRIGGER if self._host_sessions.log_bytes() > ROUND_LOG_BYTES else ""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch."""
+        """Handle the result of BeginEpoch."""
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
@@ -273,7 +280,10 @@ class KooToueg:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Store the round's line once it is complete. Fail the round if a host cannot store: its agents would stay blocked."""
+        """Store the round's line once it is complete.
+
+        Fail the round if a host cannot use the store, because its agents would stay blocked.
+        """
         if reason := self._store.host_problem(entry.hosts):
             self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
         elif self._rounds.problem:
@@ -286,7 +296,7 @@ class KooToueg:
             entry.stage = StoringLine()
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """End the round."""
+        """End the round of an epoch that the log has decided."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
@@ -296,16 +306,16 @@ class KooToueg:
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return True: the line is the newest complete epoch, without tentative checkpoints."""
+        """Return True, because the recovery line is always the newest complete epoch, without tentative checkpoints."""
         return True
 
     def on_plan_ended(self) -> None:
-        """Do nothing: no epoch was made for the plan."""
+        """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses: all living agents go back."""
+        """Return the work that a plan undoes: all living agents return to the line."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent: it leaves when no line can need it."""
+        """Queue the agent for removal, which happens when no recovery line can need it."""
         self._leaving.on_asked(session, message)

@@ -1,33 +1,20 @@
-"""An execution as plain numbers, and its recovery lines: input of every analysis of a trace.
+"""Compact numeric form of an execution, on which every trace analysis works, and the execution's recovery lines.
 
 Theory of operation
 -------------------
-Interval I(i,x) is what agent i does from its checkpoint x to its checkpoint x+1; the last interval is live. For
-recovery lines, useless and obsolete checkpoints only the interval of a send or receive matters, not its place in it. So
-a trace of a million events becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the
-order in which their checkpoints were taken; agents and messages by their order in the trace. Built in one pass.
-
-A cut is written as a *line*: by agent, the number of its first interval outside. x means that the agent goes back to
-checkpoint x; one more than the last checkpoint means that it keeps its live state. Lines are compared entry by entry;
-the consistent ones are closed under entrywise minimum and maximum (protocols.md, section 6).
-
-Recovery lines
---------------
-The recovery line is found by two independent algorithms, and the domino round by round. Some agents fail and go back to their last
-checkpoint; the others have their live states. While an agent has received a message that no agent has sent (an orphan), this agent must go
-back further. The line is the result: the greatest consistent cut below the start. Consistent cuts are closed under entrywise maximum, so
-there is exactly one (G5), and these must agree on it:
+Interval I(i,x) is what agent i does from its checkpoint x to its checkpoint x+1; the last interval is live. For recovery lines, useless
+and obso there is exactly one (G5), and the following algorithms must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
   undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live
   intervals of the failed; an agent goes back to the checkpoint that opens its first undone interval. Since an agent's
   undone intervals are always a tail, one number per agent is enough, and each message is looked at once.
-- `recovery_line_by_checkpoints`, on the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states
-  of survivors; edges lead from each to the agent's next, and, for a message, from the checkpoint that opens the interval
-  of its send to the one that closes that of its receive. As long as a root is reachable from a root, every such root
-  moves down to its agent's last node not reachable from any.
-- `rounds`, the orphan fix-point in synchronous steps: in each, all receivers of orphans go back at once. This shows which agents forced
-  others to roll back, which is the domino effect (Randell 1975).
+- `recovery_line_by_checkpoints`, on the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors;
+  edges lead from each to the agent's next, and, for a message, from the checkpoint that opens the interval of its send to the one that
+  closes that of its receive. As long as a root is reachable from a root, every such root moves down to its agent's last node that is
+  not reachable from any root.
+- `rounds`, the orphan fix-point in synchronous steps: in each step, all receivers of orphans roll back at once. This shows which agents
+  forced others to roll back, which is the domino effect (Randell 1975).
 
 All are linear in intervals and messages, since every node is entered once. Live states are part of the definition:
 without them a survivor would lose work that no failure touches (protocols.md, section 6).
@@ -47,12 +34,12 @@ Line = list[int]
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """Intervals, and the messages between them. Read only.
+    """An execution: the intervals of its agents, and the messages between them. Read only.
 
     Attributes:
         agents: names; an agent is its index here.
         intervals: by agent, the nodes of its intervals 0, 1, 2 …; the last one is live.
-        agent_of, number_of: by node, its agent and the number of the interval.
+        agent_of, number_of: by node, the agent and the number of the interval.
         events: by node, the number of its sends and receives.
         messages: ids in send order; a message is its index here.
         sent: by message, the node of its send.
@@ -74,7 +61,7 @@ class Execution(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(trace: Trace) -> "Execution":
-        """The execution that `trace` describes."""
+        """Return the execution that `trace` describes."""
         count = len(trace.agents)
         index = {agent: i for i, agent in enumerate(trace.agents)}
         intervals = [[i] for i in range(count)]
@@ -113,18 +100,18 @@ class Execution(msgspec.Struct, frozen=True):
         return Execution(trace.agents, intervals, agent_of, number_of, events, messages, sent, received, sends, forced)
 
     def live_line(self) -> Line:
-        """Everyone keeps its live state."""
+        """Return the line on which every agent keeps its live state."""
         return [len(nodes) for nodes in self.intervals]
 
     def start(self, failed: Iterable[int]) -> Line:
-        """Return the line with the failed at their last checkpoint, the others at their live state."""
+        """Return the line with the failed agents at their last checkpoints and the other agents at their live states."""
         line = self.live_line()
         for agent in failed:
             line[agent] = len(self.intervals[agent]) - 1
         return line
 
     def is_inside(self, node: int, line: Line) -> bool:
-        """The interval lies before the line."""
+        """Return whether the interval lies before the line."""
         return self.number_of[node] < line[self.agent_of[node]]
 
     def in_transit(self, line: Line) -> list[int]:
@@ -138,7 +125,7 @@ class Execution(msgspec.Struct, frozen=True):
         ]
 
     def ordinals(self, failed: Collection[str] | None) -> list[int]:
-        """Return the ordinals of these agents, ascending; of all if None.
+        """Return the ordinals of these agents, or of all agents if None, ascending.
 
         Raises:
             UsageError: an agent is not in the trace.
@@ -154,11 +141,11 @@ class Execution(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One step of the domino.
+    """One step of the domino effect.
 
     Attributes:
-        moved: agent → the checkpoint it goes back to in this round, in the order of the trace's agents.
-        orphans: the messages that forced the round, in send order; none in round 0, which sets the failed agents back.
+        moved: agent → the checkpoint to which the agent returns in this round, in the order of the trace's agents.
+        orphans: the messages that forced the round, in send order; empty in round 0, which rolls the failed agents back.
     """
 
     moved: dict[str, int]
@@ -166,14 +153,14 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`Round` in ordinals."""
+    """Like `Round`, with ordinals instead of names."""
 
     moved: dict[int, int]
     orphans: list[int]
 
 
 def recovery_line(execution: Execution, failed: Collection[int]) -> Line:
-    """The recovery line if these agents fail, by the rollback-dependency graph."""
+    """Return the recovery line if these agents fail, computed with the rollback-dependency graph."""
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.start(failed)
     waiting = [execution.intervals[agent][-1] for agent in failed]
@@ -190,7 +177,7 @@ def recovery_line(execution: Execution, failed: Collection[int]) -> Line:
 
 
 def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) -> Line:
-    """The recovery line if these agents fail, by the checkpoint graph."""
+    """Return the recovery line if these agents fail, computed with the checkpoint graph."""
     roots = execution.start(failed)
     nodes = [root + 1 for root in roots]  # c(i,0) … the failed's last checkpoint, or the survivor's live state
     is_marked = [bytearray(count) for count in nodes]
@@ -208,7 +195,7 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
                     waiting.append((target, closing))
         has_moved = False
         for agent, root in enumerate(roots):
-            while is_marked[agent][root]:  # stops at the initial one: no edge leads to it
+            while is_marked[agent][root]:  # stops at the initial checkpoint, to which no edge leads
                 root -= 1
             has_moved |= root < roots[agent]
             roots[agent] = root
@@ -229,10 +216,11 @@ def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int
 
 
 def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
-    """Return the domino in synchronous rounds. The first sets the failed agents back; each later one moves an agent.
+    """Return the domino effect in synchronous rounds. The first round rolls the failed agents back; each later round moves at least one
+    agent.
 
-    A round's orphans are those of the cut at its start. Only sends undone in the round before can have made them: the
-    receivers of earlier ones have gone back already.
+    A round's orphans are those of the cut at its start. Only sends undone in the previous round can have caused them:
+    the receivers of earlier orphans have rolled back already.
     """
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()
@@ -262,7 +250,7 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
 
 
 def domino_rounds(trace: Trace, failed: Collection[str]) -> list[Round]:
-    """Return `rounds` with names.
+    """Return the rounds of `rounds` with names instead of ordinals.
 
     Raises:
         UsageError: an agent is not in the trace.

@@ -1,4 +1,4 @@
-"""Traces: which agent checkpointed, sent and received what, in one global order, as lines of JSON.
+"""Trace format: the checkpoints, sends and receives of all agents in one global order, as lines of JSON.
 
 Theory of operation
 -------------------
@@ -11,14 +11,14 @@ A trace is a log of one execution. Each line is one object:
     {"event": "recovery", "line": {"a": 1, "b": null}}
 
 The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has
-checkpoint 0, its initial state, without a line; the others are numbered 1, 2, 3 …. Unknown fields and blank
+checkpoint 0, its initial state, which has no line; later checkpoints are numbered 1, 2, 3 …. Unknown fields and blank
 lines are ignored. An unknown event is an error, since ignoring it would change the execution.
 
-A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, means that
-the agent kept its live state. Numbers past the line are used again. An undone send is removed, and its message id may be
-used again; an undone receive puts its message back in transit. A `Trace` holds the execution that survives all
-recoveries, without undone events: later failures can fall back only on that (G3). A line that keeps the receive of an
-undone send has an orphan (G1) and is rejected.
+A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, means that the agent
+kept its live state. Checkpoint numbers past the line are reused. An undone send is removed, and its message id may be
+reused; an undone receive puts its message back in transit. A `Trace` holds the execution that survives all recoveries,
+without undone events: later failures can return only to states of that execution (G3). A line that keeps the receive of an undone send
+has an orphan (G1) and is rejected.
 
 Reading is one pass, linear in the lines, also with recoveries: each event is undone at most once.
 """
@@ -48,7 +48,7 @@ class CheckpointTaken(
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """`message` names it in the whole trace."""
+    """An agent sent a message. `message` is its id, unique in the whole trace."""
 
     agent: str
     message: str
@@ -56,14 +56,14 @@ class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag=
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
-    """A turn of `agent` consumed the message."""
+    """A turn of `agent` consumed the message `message`."""
 
     agent: str
     message: str
 
 
 class Recovery(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="recovery"):
-    """The agents of `line` went back to a checkpoint; None, like no entry: the agent kept its live state."""
+    """The agents in `line` returned to a checkpoint. None or a missing entry means that the agent kept its live state."""
 
     line: dict[str, int | None]
 
@@ -79,10 +79,10 @@ Event = CheckpointTaken | MessageSent | MessageReceived
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """An execution, as it survives all recoveries.
+    """An execution without the events that recoveries have undone.
 
     Attributes:
-        agents: those of the header, then the others in the order of their first event.
+        agents: the agents of the header, then the other agents in the order of their first event.
         events: in the global order. Every receive comes after its send; an agent's checkpoints are numbered 1, 2, 3 ….
     """
 
@@ -91,7 +91,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """Line of a checkpoint; the number is optional."""
+    """Trace line of a checkpoint; the checkpoint number is optional."""
 
     agent: str
     index: int | None = None
@@ -105,7 +105,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def encode(item: Event | Recovery | Header) -> bytes:
-    """One line of a trace, with its newline."""
+    """Return the trace line for `item`, with its newline."""
     return _encoder.encode(item) + b"\n"
 
 
@@ -113,7 +113,7 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
     """Read a trace from its lines, with or without newlines.
 
     Raises:
-        TraceError: a line is invalid, or contradicts earlier ones; the message names all of them.
+        TraceError: a line is invalid, or contradicts earlier lines; the error message names all of these lines.
     """
     return _read(lines).trace()
 
@@ -122,7 +122,7 @@ def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
     """Return all items of a trace, in its order, with recoveries and undone events.
 
     Raises:
-        TraceError: as `read_trace`.
+        TraceError: as for `read_trace`.
     """
     return _read(lines).items
 
@@ -143,7 +143,7 @@ class _History:
     """Surviving events of one agent so far.
 
     Attributes:
-        positions: positions of its events, ascending.
+        positions: positions of the agent's events, ascending.
         starts: by checkpoint number, the number of positions up to and including that checkpoint.
     """
 
@@ -163,7 +163,7 @@ class _Reader:
         _numbers: by position, the number of the line.
         _sent, _received: by message id, the position of its send and receive, if neither is undone.
         _undone: positions of undone events.
-        _is_empty: only blank lines so far.
+        _is_empty: True while only blank lines were read.
     """
 
     def __init__(self) -> None:
