@@ -56,7 +56,7 @@ class LeaderEnvironment(Protocol):
         """Log a note of the core."""
 
     def end(self, ending: ev.EndRun) -> None:
-        """End the run."""
+        """End the coordinator's run."""
 
 
 class LeaderStore(Protocol):

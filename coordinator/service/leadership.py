@@ -304,7 +304,7 @@ class LeaderRunner:
         _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
 
     def end(self, ending: ev.EndRun) -> None:
-        """End the run."""
+        """End the coordinator's run."""
         self.exit_code = ending.exit_code
         self._end()
 
@@ -343,7 +343,7 @@ class Leadership:
         self._changed.set()
 
     def end(self, exit_code: int) -> None:
-        """End the run."""
+        """End the coordinator's run."""
         self.exit_code = exit_code
         self.ended.set()
 

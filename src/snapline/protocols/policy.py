@@ -274,7 +274,7 @@ class PolicyClock:
         """Record a checkpoint of any cause taken at `now_ns`, for which turns waited `cost_ns` (None: not known yet).
 
         Raises:
-            UsageError: a negative cost.
+            UsageError: the cost is negative.
         """
         if cost_ns is not None:
             self.measured(cost_ns)
@@ -288,7 +288,7 @@ class PolicyClock:
         """Record that turns waited `cost_ns` for the last checkpoint.
 
         Raises:
-            UsageError: a negative cost.
+            UsageError: the cost is negative.
         """
         if cost_ns < 0:
             raise UsageError(f"a checkpoint of {self.agent} cannot cost {cost_ns} ns; measure with a monotonic clock")
