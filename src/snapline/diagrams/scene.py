@@ -1,15 +1,15 @@
-"""Content of a space-time diagram, independent of its source: a trace from outside, a simulator's recording, hosts' traces.
+"""Describe the content of a space-time diagram, independent of its source: an external trace, a simulator's recording, or hosts' traces.
 
-One lane for each agent, its events from left to right, messages as arrows, checkpoints as marks, lines through records.
-Every part is at a *place*, a number that never falls along a lane or from a send to its receive: a position in an
-order of events, a column, or a time in nanoseconds. Makers turn their data into a `Scene`; `svg` draws it. For
-a cut a message is one of three things (Chandy and Lamport 1985, section 2):
+A scene has one lane for each agent, with events from left to right. Messages are arrows, checkpoints are marks, and cuts are lines through
+the agents' records. Every part is at a *place*, a number that never decreases along a lane or from a send to its receive. A place is a
+position in an order of events, a column, or a time in nanoseconds. Other modules convert their data to a `Scene`; `svg` draws it. Relative
+to a cut a message has one of three states (Chandy and Lamport 1985, section 2):
 
 - *in transit*: sent before its sender's record, and received after its receiver's, or never;
 - *orphan*: sent after the sender's record and received before the receiver's; a consistent cut has none (G1);
 - *ordinary*: on one side of the cut at both ends.
 
-A fourth state does not depend on a cut: *undone*, sent after the record that the sender went back to in a recovery.
+A fourth state does not depend on a cut: an *undone* message was sent after the record to which a recovery rolled the sender back.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +37,10 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         number: number of the checkpoint; None if readers do not know it.
-        is_useless: on a Z-cycle. is_obsolete: no later line can contain it.
-        words: more about it.
-        href: where a click leads.
+        is_useless: the checkpoint is on a Z-cycle.
+        is_obsolete: no later recovery line can contain the checkpoint.
+        words: further description.
+        href: address that a click opens.
     """
 
     agent: str
@@ -73,11 +74,11 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventDot(msgspec.Struct, frozen=True, gc=False):
-    """An event of its own: a dot on its lane.
+    """An event that is drawn as a dot on its lane.
 
     Attributes:
         event: id of the event.
-        is_chosen: it is the described event. is_past: it happened before the described event.
+        is_chosen: the event is the one described in detail. is_past: the event happened before the described one.
         href: where a click leads.
     """
 
@@ -122,7 +123,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """A violation: a mark through all lanes."""
+    """A violation of a guarantee, drawn as a mark through all lanes."""
 
     place: Place
     label: str
@@ -140,7 +141,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Track(msgspec.Struct, frozen=True):
-    """A row above the lanes; its bars may overlap, and it then takes several rows."""
+    """A track above the lanes. If its bars overlap, the track takes several rows."""
 
     label: str
     bars: Sequence[Bar]
@@ -199,7 +200,10 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 def state_at_cut(cut: Mapping[str, Place], arrow: Arrow) -> State:
-    """Return the state of a message for a cut; ordinary if the cut lacks one of its agents. An event at the place of a record is before it."""
+    """Return the state of a message relative to a cut; ordinary if the cut lacks sender or receiver.
+
+    An event at the place of a record counts as before it.
+    """
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:
         return "ordinary"
@@ -210,7 +214,7 @@ def state_at_cut(cut: Mapping[str, Place], arrow: Arrow) -> State:
 
 
 def round_step(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50 … that is not below `least`."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50 … that is not below `least`."""
     unit = 1
     while 10 * unit < least:
         unit *= 10
@@ -218,7 +222,7 @@ def round_step(least: float) -> int:
 
 
 def counted(first: int, last: int) -> Ticks:
-    """Ticks of an axis that counts events."""
+    """Return the ticks of an axis that counts events."""
 
     def ticks(least: float) -> Iterator[tuple[Place, str]]:
         step = round_step(least)
@@ -229,7 +233,7 @@ def counted(first: int, last: int) -> Ticks:
 
 
 def clock(first_ns: int, last_ns: int, *, origin_ns: int = 0) -> Ticks:
-    """Ticks of an axis in nanoseconds, counted from `origin_ns`."""
+    """Return the ticks of an axis in nanoseconds, counted from `origin_ns`."""
 
     def ticks(least: float) -> Iterator[tuple[Place, str]]:
         step = round_step(least)

@@ -1,18 +1,19 @@
-"""Draw a scene as the text of an SVG file.
+"""Draw a space-time diagram (`Scene`) as the text of an SVG file.
 
-One lane per agent, places from left to right, tracks above the lanes. Colour is never the only sign:
+The picture has one lane per agent, places from left to right, and tracks above the lanes. Colour is never the only sign:
 
-- the area past the line is shaded, and lanes there are broken;
-- messages in transit are thick, orphans thick and broken, undone ones dotted;
+- the area to the right of the recovery line is shaded, and lanes there are dashed;
+- messages in transit are thick, orphan messages thick and dashed, undone messages dotted;
 - an initial checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through;
-- cuts are full lines, recovery lines broken ones.
+- cuts are solid lines, recovery lines dashed lines.
 
 Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. There is no
 script. The same scene gives the same bytes.
 
-`Plot` has the positions of the parts of a scene, in pixels. The tracks above the lanes are hosts up and down, epochs with their outcome,
-faults, and the healed end. Epochs and faults overlap: the bars of a track are packed into as many rows as needed, first fit by their start,
-with space for labels. A complete epoch is filled, an aborted one is crossed out, an open one has a broken border, and a crash is a cross.
+`Plot` has the positions of the parts of a scene, in pixels. The tracks above the lanes show when hosts are up or down, epochs with their
+outcome, faults, and the end phase without faults. Epochs and faults overlap, so the bars of a track are packed into as many rows as needed,
+first fit by their start, with space for labels. A complete epoch is filled, an aborted one is crossed out, an open one has a dashed border,
+and a crash is a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +47,10 @@ from snapline.diagrams.style import (
 ROW_HEIGHT = 18
 
 PACKED_MAX = 12
-"""Largest number of rows of one track; further bars are counted in a note."""
+"""Largest number of rows of one track. A note gives the number of further bars."""
 
 BARS_MAX = 500
-"""Largest number of bars of one track. The last ones are drawn, which are nearest to the end of the run."""
+"""Largest number of bars of one track. Of more bars, those nearest to the end of the run are drawn."""
 
 CHARACTER_PX = 6.6
 """Approximate width of a character at 11 pixels; an overestimate."""
@@ -58,7 +59,7 @@ X = Callable[[Place], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """Return the tracks with one row each, and texts about omissions. Only the first row of a track has its label."""
+    """Return tracks of one row each, and texts about omissions. Only the first row of an original track has its label."""
     rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:
@@ -70,7 +71,7 @@ def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
 
 
 def _packed(bars: Sequence[Bar], x: X) -> tuple[list[list[Bar]], int]:
-    """Bars by row, and how many found no room."""
+    """Return the bars by row, and the number of bars for which no row had space."""
     rows: list[list[Bar]] = [[]]
     ends = [float("-inf")]
     dropped = max(len(bars) - BARS_MAX, 0)
@@ -95,7 +96,7 @@ def _label(bar: Bar) -> str:
 
 
 def draw_tracks(rows: Sequence[Track], x: X, *, left: float, right: float, top: int, bottom: int) -> Iterator[str]:
-    """The shades of faults from `top` to `bottom` behind everything, then the rows from `top` on."""
+    """Draw the shades of faults from `top` to `bottom` behind everything, then the rows from `top` on."""
     for bar in (bar for row in rows for bar in row.bars):
         if bar.kind == "fault":
             start, width = x(bar.start), max(x(bar.end) - x(bar.start), 1)
@@ -131,7 +132,7 @@ def _bar(bar: Bar, x: X, y: float, right: float) -> Iterator[str]:
 
 
 WIDTH = 1200
-"""Width of a picture; it is wider only if a unit of places has a minimum width."""
+"""Width of a picture. A picture is wider only if a unit of places has a minimum width."""
 
 TOP = 76
 MARGIN = 40
@@ -153,7 +154,7 @@ class Plot(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(scene: Scene, *, step_min: float = 0) -> "Plot":
-        """A plot as wide as `WIDTH` allows, or wider if a unit would be narrower than `step_min`."""
+        """Return a plot of width `WIDTH`, or wider if a unit would be narrower than `step_min`."""
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
         left = max(32 + 7 * longest, 96 if scene.tracks else 0)
         span = max(scene.last - scene.first, 1e-9)
@@ -194,7 +195,7 @@ class Plot(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> float:
-        """Half the size of a checkpoint's mark."""
+        """Return half the size of a checkpoint's mark."""
         return min(6.0, self.spacing / 3.2)
 
 
@@ -205,7 +206,7 @@ SCREEN = 1120
 """Width of a legend in pixels, and distance at which a wide picture repeats the names."""
 
 ARROWS_MAX = 10_000
-"""Largest number of arrows: more are unreadable and a file of megabytes. The most important ones are drawn."""
+"""Largest number of arrows: more would be unreadable and the file would have megabytes. The most important arrows are drawn."""
 
 NUMBERED_MAX = 150
 """Largest number of events at which checkpoints show numbers; up to `LABELLED_MAX` events messages show ids."""
@@ -301,7 +302,7 @@ def telling(scene: Scene) -> list[Arrow]:
 
 
 def _reach(one: Arrow) -> tuple[Place, Place]:
-    """The first and the last place of a message."""
+    """Return the first and the last place of a message."""
     ends = one.received if one.sent is None else (one.sent, *one.received)
     return ends[0], ends[-1]
 
@@ -374,7 +375,7 @@ def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words:
 
 
 def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
-    """Return where the arrow starts, inside the edges or not, and where its ends are."""
+    """Return the start point of the arrow, which may lie outside the edges, and its end points."""
     y = plot.y(one.receiver)
     ends = [(plot.beyond(place), y) for place in one.received]
     if one.sent is None:
@@ -389,7 +390,7 @@ def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    """Draw all ends of a message as one path, with the head at the last one if that lies inside the edges."""
+    """Draw all ends of a message as one path. The arrow head is at the last end if that end lies inside the edges."""
     start, ends = _route(one, plot)
     bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
     paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
@@ -498,7 +499,7 @@ def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
-    """Yield the names, on paper of their own if they stay in place while the picture scrolls under them."""
+    """Yield the names. They have a background if they stay in place while the picture scrolls under them."""
     if is_live:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'

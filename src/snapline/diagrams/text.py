@@ -3,9 +3,9 @@
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-One row per agent, logical time to the right. A receive is to the right of its send, and no event is to the left of an
-earlier one; events in one column do not depend on each other. `|` is the line, undone events are dotted. The same input
-gives the same text.
+The picture has one row per agent; logical time runs to the right. A receive is to the right of its send, and no event is to the left of an
+earlier event of its agent. Events in one column do not depend on each other. `|` marks the recovery line; undone events are dotted. The
+same input gives the same text.
 """
 
 import textwrap
@@ -73,7 +73,8 @@ class _Layout(msgspec.Struct, frozen=True):
 def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_max: int = 50) -> str:
     """Return the space-time diagram of an analysed trace, with a legend under it.
 
-    If it does not fit, it shows the last events; if the line lies before all of them, the events around the line.
+    A trace that does not fit is shown with its last events, or with the events around the recovery line if the line lies before all of
+    them.
 
     Args:
         trace: the execution.
@@ -96,7 +97,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
 
 
 def _choose(traced: AnalyzedTrace, agents_max: int) -> list[str]:
-    """Agents with a row, in their order."""
+    """Return the agents that get a row, in their order."""
     if len(traced.agents) <= agents_max:
         return traced.agents
     back = set(traced.rolled_back)
@@ -110,7 +111,7 @@ def _name(agent: str) -> str:
 
 
 def _width_of(name: str) -> int:
-    """Return the number of terminal columns: some characters take two, accents none."""
+    """Return the number of terminal columns of a text. Some characters take two columns, accents none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in name
@@ -121,7 +122,7 @@ def _width_of(name: str) -> int:
 
 
 def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
-    """The layout of as many events as fit into `columns`, and the window they make."""
+    """Return the layout of the largest number of events that fits into `columns`, and their window."""
     positions = traced.positions(agents)
     # A row can have an event in every third column at most.
     reach = max(1, len(agents)) * columns // 3
@@ -156,7 +157,7 @@ def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def _steps(traced: AnalyzedTrace, positions: Sequence[int]) -> list[_Step]:
-    """The events at these positions."""
+    """Return the events at these positions."""
     if not positions:
         return []
     window = (positions[0], positions[-1])
@@ -175,7 +176,7 @@ def _steps(traced: AnalyzedTrace, positions: Sequence[int]) -> list[_Step]:
 
 
 def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool = False) -> _Layout:
-    """Each event as far left as the module's rules allow, after the initial checkpoints with `has_start`."""
+    """Place each event as far left as the module's rules allow; with `has_start`, after the initial checkpoints."""
     labels = _labels(steps)
     # Space for the initial checkpoint, or for a line further to the left.
     free = dict.fromkeys(agents, 4 if has_start else 1)
@@ -196,7 +197,7 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
 
 
 def _labels(steps: Sequence[_Step]) -> dict[str, str]:
-    """The messages' ids if all are short and plain, else numbers in the order of their first event."""
+    """Return the messages' ids as labels if all are short and plain; otherwise numbers in the order of the messages' first events."""
     messages = list(dict.fromkeys(step.arrow.message for step in steps if step.arrow is not None))
     if all(len(message) <= LABEL_MAX and message.isascii() and message.isalnum() for message in messages):
         return {message: message for message in messages}
@@ -213,7 +214,7 @@ def _words(step: _Step, labels: dict[str, str]) -> str:
 
 
 def _row(traced: AnalyzedTrace, agent: str, layout: _Layout, window: Window) -> str:
-    """An agent's events, with the line, and dots from there on."""
+    """Return the row of an agent: its events, the recovery line, and dots after the line."""
     turn = traced.line_position[agent]
     row = "[0]" if layout.has_start else ""
     is_undone = turn < window[0]

@@ -1,14 +1,15 @@
-"""Diagrams of an analysed trace: its recovery line as a picture, and the domino as a page.
+"""Draw an analysed trace: its recovery line as a picture, and the domino effect as a page.
 
-`AnalyzedTrace` makes a scene: the place of every event, and the effects of the line. Time is logical: an event is at its *position* in
-`trace.events`, counted from 0. That order respects causality, so every arrow goes to the right. Initial checkpoints are at -1, before all
-events, and live states at the number of events, after all of them. Message states relative to the line are those of `scene`, except for
-orphans: an *orphan* is a message whose send was undone in a round of the domino before its receive, so that it forced its receiver back.
+`AnalyzedTrace` makes a scene with the place of every event and the effects of the recovery line. Time is logical: an event is at its
+*position* in `trace.events`, counted from 0. That order respects causality, so every arrow goes to the right. Initial checkpoints are at
+-1, before all events, and live states at the number of events, after all of them. Message states relative to the line are those of `scene`,
+except for orphans: an *orphan* is a message whose send was undone in a round of the domino before its receive, so that it forced its
+receiver back.
 
-`analysis_html` is one page: click the agents that fail, and step through the domino round by round. It needs no network. The page holds the
-picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The script computes the rounds of any
-failure like `execution.rounds` in Python, and redraws; a test compares both. The domino is that of the whole trace, even if the picture
-shows a window. The same trace gives the same bytes.
+`analysis_html` makes one page on which readers click the agents that fail, and step through the domino effect round by round. The page
+needs no network. It contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The
+script computes the rounds of any failure like `execution.rounds` in Python, and redraws the picture; a test compares both. The domino
+effect is that of the whole trace, even if the picture shows a window. The same trace gives the same bytes.
 """
 
 import json
@@ -28,7 +29,7 @@ from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
 from snapline.recovery.trace_analysis import Analysis, analyze, redecide
 
 EVENTS_MAX = 400
-"""Largest number of columns without a window: more than this are too narrow to distinguish on a screen."""
+"""Largest number of columns without a window. More columns would be too narrow to distinguish on a screen."""
 
 Window = tuple[int, int]
 """The first and the last shown position, both inclusive; (0, -1) for a trace without events."""
@@ -57,9 +58,9 @@ class AnalyzedTrace:
         agents: agents from top to bottom.
         failed: the failed agents of the analysis, in the order of `agents`.
         events: number of events.
-        depth: rounds of the domino after the failed agents went back.
+        depth: number of rounds of the domino effect after the failed agents were rolled back.
         checkpoints: agent → positions of its checkpoints, by number.
-        line: agent → number of its checkpoint on the line; None for its live state.
+        line: agent → number of the agent's checkpoint on the recovery line; None for the agent's live state.
     """
 
     def __init__(self, trace: Trace, analysis: Analysis) -> None:
@@ -85,7 +86,7 @@ class AnalyzedTrace:
 
     @property
     def rolled_back(self) -> list[str]:
-        """The agents that do not keep their live state."""
+        """Return the agents that do not keep their live state."""
         return [agent for agent, number in self.line.items() if number is not None]
 
     def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
@@ -110,7 +111,7 @@ class AnalyzedTrace:
 
     @property
     def line_position(self) -> Mapping[str, Place]:
-        """Agent → position of its checkpoint or live state on the line."""
+        """Return agent → position of the agent's checkpoint or live state on the recovery line."""
         return self._front.places
 
     def marks(self, window: Window) -> Iterator[Mark]:
@@ -126,7 +127,7 @@ class AnalyzedTrace:
             )
 
     def arrows(self, window: Window) -> list[Arrow]:
-        """The messages of which some part lies in the window, in send order."""
+        """Return the messages of which some part lies in the window, in send order."""
         return list(self._past.arrows(*window, [self._front], self._orphans))
 
     def scene(self, window: Window) -> Scene:
@@ -181,7 +182,7 @@ class AnalyzedTrace:
         return f"{', '.join(self.failed)} fail{'s' * (len(self.failed) == 1)}"
 
     def _window_words(self, window: Window) -> str:
-        """Says that there is more than the window shows."""
+        """Return a text which says that the trace has more events than the window shows."""
         if window == (0, self.events - 1):
             return ""
         return f"Window: events {window[0]:,} to {window[1]:,}; the trace has {self.events:,}, counted from 0."
@@ -212,7 +213,7 @@ DOMINO_EVENTS_MAX = 2_000
 """Largest number of columns of the picture, which scrolls: more would make the browser slow."""
 
 STEP_MIN, STEP_MAX = 3, 10
-"""Least width of a column in pixels, for many and for few agents: each agent has an event about every thirty pixels."""
+"""Smallest width of a column in pixels, for many and for few agents. Each agent then has an event about every thirty pixels."""
 
 UNUSED_LEGEND = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
 """Legend entries that a trace never contains; all others may appear."""
@@ -255,8 +256,9 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
 
     Args:
         trace: the execution.
-        protocol: show the execution that this protocol would have made of it (`decide.redecide`); applying it to its
-            own execution changes nothing.
+        protocol: show the execution that would have resulted under this protocol (`decide.redecide`). The protocol with which the trace was
+            recorded
+            changes nothing.
 
     Raises:
         UsageError: the protocol does not exist.

@@ -1,7 +1,7 @@
-"""AutoGen core on snapline (docs/autogen.md): unchanged agents of AutoGen as agents of a fleet.
+"""Run unchanged agents of AutoGen core as agents of a fleet (docs/autogen.md).
 
-A fleet's module imports `AutogenAgent` in snapline's environment. AutoGen runs in an environment of its own, where only `inside/` and
-`pipe_protocol.py` are imported. A program there imports `SnaplineRuntime`.
+A fleet's module imports `AutogenAgent` in snapline's Python environment. AutoGen runs in a separate Python environment, where only
+`inside/` and `pipe_protocol.py` are imported. A program in AutoGen's environment imports `SnaplineRuntime`.
 """
 
 from importlib import import_module

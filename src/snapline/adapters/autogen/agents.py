@@ -1,15 +1,15 @@
-"""`AutogenAgent`: an unchanged agent of AutoGen core as an agent of a fleet.
+"""Run an unchanged agent of AutoGen core as an agent of a fleet (`AutogenAgent`).
 
-The problem: AutoGen's runtime saves its agents one after the other while messages are in transit, and saves no messages. The saved state is not a
-consistent state.
+The problem: AutoGen's runtime saves its agents one after the other while messages are in transit, and saves no messages. So the saved state
+is not consistent.
 
-So AutoGen's agents become snapline agents, and the host owns their state and messages. AutoGen itself runs in a separate process, since its
-protobuf is not compatible. It gets a state and a message, runs the agent's own handler, and returns the messages sent, the answer and the
-new state (`worker.py`).
+So AutoGen's agents become snapline agents, and the host owns their state and messages. AutoGen itself runs in a separate process, since it
+needs an incompatible version of protobuf. That process gets a state and a message, runs the agent's own handler, and returns the messages
+sent, the answer and the new state (`worker.py`).
 
-The turn is durable; each of its steps is the work of the process from one wait to the next. A handler that awaits no reply is one step: its messages
-and its state are atomic, as in a plain turn. For a handler that awaits replies, the turn's journal holds the replies received, and the handler is
-rerun with them.
+The turn is durable. Each step of the turn is the work of the process from one wait to the next. A handler that awaits no reply is one step,
+so its messages and its state are atomic, as in a plain turn. If a handler awaits replies, the turn's journal contains the replies received,
+and after a failure the handler is rerun with these replies.
 """
 
 import base64
@@ -39,29 +39,29 @@ from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError
 
 AGENT_CREATOR = "autogen"
-"""The agent that creates agents that the fleet does not name, when their first message arrives."""
+"""Id of the agent that creates the agents that the fleet does not name, when their first message arrives."""
 
 PROGRAM = "@program"
-"""Value in place of a turn: the answer is received by the program itself, where the handler runs."""
+"""Value used instead of a turn's name if the program itself, in which the handler runs, receives the answer."""
 
 CHECK_PERIOD_S, CHECK_PERIOD_S_MAX = 1.0, 60.0
-"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own. It is doubled
-after each check."""
+"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own, and the largest such time.
+The time is doubled after each check."""
 
 
 log = logging.getLogger(__name__)
 
 
 class AutogenHandlerError(SnaplineError):
-    """An AutoGen handler has raised, and no caller waits for its reply. Its message becomes a dead letter."""
+    """An AutoGen handler has raised an error, and no caller waits for its reply. The message becomes a dead letter."""
 
 
 class AutogenState(msgspec.Struct):
     """State of an AutoGen agent.
 
     Attributes:
-        kept: result of `save_state`, or the agent's attributes; None: as its factory creates it.
-        made: AutoGen ids of the agents created; only for the agent `AGENT_CREATOR`.
+        kept: result of `save_state`, or the agent's attributes; None if the agent is as its factory creates it.
+        made: AutoGen ids of the created agents; used only by the agent `AGENT_CREATOR`.
     """
 
     kept: KeptValue | None = None
@@ -69,7 +69,7 @@ class AutogenState(msgspec.Struct):
 
 
 class AutogenAgent(Agent):
-    """Base of AutoGen agents. A subclass names the program that registers them, and the agents that exist from the beginning:
+    """Base class of AutoGen agents. A subclass names the program that registers the agents, and the agents that exist from the beginning:
 
         class Tellers(AutogenAgent):
             program = "my_agents:register"
@@ -93,7 +93,7 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """Return these agents for a Fleet, and the agent that creates others.
+        """Return the agents to pass to a `Fleet`: those in `ids`, and the agent that creates other agents.
 
         Raises:
             FleetDefinitionError: one of `ids` is not a valid AutoGen id.
@@ -130,7 +130,7 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_autogen_answer(self, message: AutogenAnswer, ctx: Context) -> None:
-        """Ignore a reply that no turn waits for any more."""
+        """Ignore a reply for which no turn waits any more."""
 
     @handler
     async def on_forwarded(self, message: ForwardedMessage, ctx: Context) -> None:
@@ -193,7 +193,7 @@ class AutogenAgent(Agent):
 
 
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply | None:
-    """Return the next reply for this turn; None: it is time to check whether the handler has continued without it."""
+    """Return the next reply for this turn; None if it is time to check whether the handler has continued without the reply."""
     while True:
         try:
             answer = await ctx.receive(AutogenAnswer, timeout_s=wait_s)
@@ -204,7 +204,10 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply |
 
 
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
-    """Return the segment of a failed turn: a waiting caller gets the error, else the message becomes a dead letter. The agent is unchanged."""
+    """Return the segment of a failed turn, which leaves the agent unchanged.
+
+    A waiting caller gets the error; without one the message is dead-lettered.
+    """
     if not is_heard:
         raise error
     log.warning("%s", error)

@@ -1,9 +1,10 @@
-"""Frames and ids in the pipe between a host and AutoGen's process. Uses the standard library only, since both sides of the pipe import it.
+"""Encode frames and ids for the pipe between a host and AutoGen's process. Both sides import this module, so it uses only the standard library.
 
-A frame is a length, then JSON.
+A frame is a length followed by JSON.
 
-An AutoGen id is a type and a key, `teller/north`; a snapline id is one word of letters, digits, `_`, `-` and dots. It becomes `teller..north`.
-Dots, and characters that a snapline id must not contain, are written as a dot and two hexadecimal digits for each of their bytes.
+An AutoGen id is a type and a key, such as `teller/north`; a snapline id is one word of letters, digits, `_`, `-` and dots. The AutoGen id
+`teller/north` becomes the snapline id `teller..north`. A dot, or a character that a snapline id must not contain, is written as a dot and
+two hexadecimal digits for each of its bytes.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import struct
 from typing import Any
 
 FRAME_BYTES_MAX = 64 * 2**20
-"""Largest size of a frame: a message and a state of at most 16 MiB each, and the messages sent by a turn."""
+"""Largest size of a frame. A frame contains a message and a state of at most 16 MiB each, and the messages that a turn sends."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -26,7 +27,7 @@ def to_bytes(frame: dict[str, Any]) -> bytes:
     """Encode a frame for the pipe.
 
     Raises:
-        FrameTooLargeError: it exceeds 64 MiB.
+        FrameTooLargeError: the frame exceeds 64 MiB.
     """
     body = json.dumps(frame, separators=(",", ":")).encode()
     if len(body) > FRAME_BYTES_MAX:
@@ -60,7 +61,7 @@ def agent_name(autogen_id: str) -> str:
     """Return the snapline id of the agent that AutoGen calls `type/key`.
 
     Raises:
-        ValueError: it is not a valid AutoGen id.
+        ValueError: `autogen_id` is not a valid AutoGen id.
     """
     kind, slash, key = autogen_id.partition("/")
     if not slash or not kind or not key:
@@ -69,7 +70,7 @@ def agent_name(autogen_id: str) -> str:
 
 
 def autogen_id(agent: str) -> str:
-    """Return the AutoGen id, `type/key`, of a snapline agent; "" if it is no AutoGen agent."""
+    """Return the AutoGen id, `type/key`, of a snapline agent; "" if the agent is not an AutoGen agent."""
     kind, between, key = agent.partition(BETWEEN)
     if not between or not kind or not key:
         return ""

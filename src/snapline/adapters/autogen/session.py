@@ -1,8 +1,10 @@
-"""The fleet of one AutoGen program. `SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`, talks to it through a
-socket, and ends it by closing that socket.
+"""Run the fleet of one AutoGen program.
 
-The process runs a coordinator and hosts in FOLDER. Turns of their agents run in the program (`worker.py`, over the socket), and messages that the
-program sends outside of turns are passed to the fleet. When the fleet is stopped it leaves a snapshot, and starts from it again.
+`SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`, communicates with this process through a socket, and ends it
+by closing the socket.
+
+The process runs a coordinator and hosts in FOLDER. Turns of their agents run in the program (`worker.py`, over the socket). Messages that
+the program sends outside of turns are passed to the fleet. A fleet that is stopped leaves a snapshot, and the next start continues from it.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ CHECK_PERIOD_S = 0.02
 """Pause between two snapshots while waiting until no work is pending."""
 
 TRIES, AGAIN_S = 100, 0.05
-"""Number of attempts and pause between them: the coordinator learns of a new agent with a short delay."""
+"""Number of attempts, and pause between them. Attempts are needed because the coordinator learns of a new agent with a short delay."""
 
 
 class ProgramSession:
@@ -105,7 +107,7 @@ class ProgramSession:
         self._watching = asyncio.create_task(self._watch(self._local))
 
     async def _watch(self, local: LocalFleet) -> None:
-        """Note when the fleet has ended on its own and can answer no more."""
+        """Detect that the fleet has ended on its own and can no longer answer."""
         try:
             reason = f"the fleet has ended: {(await local.wait()).outcome}"
         except SnaplineError as error:
@@ -126,7 +128,10 @@ class ProgramSession:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def _send(self, item: TurnItem) -> None:
-        """Send a message; return when it is accepted for each receiver, and so in every later snapshot until its turn has ended."""
+        """Send a message; return when it is accepted for each receiver.
+
+        From then on every snapshot contains the message until its turn has ended.
+        """
         turn = "" if item.topic else PROGRAM
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
         for to in item.to:
@@ -200,7 +205,7 @@ def is_still(cut: Cut) -> bool:
 
 
 def _states_of(cut: Cut) -> dict[str, Any]:
-    """Return the stored state of each agent, readable for people and the program."""
+    """Return the stored state of each agent in readable form."""
     states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
     return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
 

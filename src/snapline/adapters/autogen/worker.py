@@ -1,9 +1,10 @@
-"""The host's side of the pipe: starts AutoGen's process, and runs turns in it. Defines the messages of AutoGen agents.
+"""Start AutoGen's process from the host, and run turns in that process. This module also defines the messages of AutoGen agents.
 
 Messages between AutoGen agents are snapline messages. Agents and clients may send them.
 
-The process has no state that cannot be rebuilt, since the host owns states and messages. If it dies, it is restarted, and each turn that was open in
-it is begun again with the replies received before, in the same order. Messages that it had already sent are not sent again.
+The process has no state that cannot be rebuilt, since the host owns states and messages. If the process dies, the host restarts it. Each
+turn that was open in the process is begun again with the replies received before, in the same order. Messages that a turn had already sent
+are not sent again.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from snapline.errors import DivergenceError, ExternalFailureError
 
 
 class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value of AutoGen.
+    """An encoded value of AutoGen.
 
     Attributes:
         form: encoding of `body`. "json": JSON. "message": AutoGen's JSON serializer of `type`. "pickle": a pickle, in base64.
@@ -43,9 +44,9 @@ class AutogenMessage(Message, frozen=True):
     Attributes:
         message: message of a type that the agent handles.
         sender: AutoGen id, `type/key`, of the sending agent, or "".
-        topic: `type/source` where it was published; "": it was sent to this agent.
+        topic: `type/source` to which the message was published; "" if the message was sent to this agent.
         id: id of the message.
-        turn, call: where to send the answer; "": no answer is expected.
+        turn, call: turn and call to which the answer belongs; "" if no answer is expected.
     """
 
     message: KeptValue
@@ -60,7 +61,7 @@ class AutogenAnswer(Message, frozen=True):
     """Return value or error of a handler.
 
     Attributes:
-        turn, call: of the message that it answers.
+        turn, call: copied from the message that this answers.
         value: the return value, or the error.
     """
 
@@ -71,7 +72,7 @@ class AutogenAnswer(Message, frozen=True):
 
 
 class ForwardedMessage(Message, frozen=True):
-    """A message to an AutoGen agent, `to`, that may not exist yet; handled by the agent that creates agents."""
+    """A message to an AutoGen agent, `to`, that may not exist yet. The agent that creates agents handles it."""
 
     to: str
     message: AutogenMessage
@@ -84,7 +85,7 @@ class AgentWanted(Message, frozen=True):
 
 
 class StateGiven(Message, frozen=True):
-    """Request to set an agent's state to `state`, if its current state is the expected one."""
+    """Request to set an agent's state to `state`, if the agent's current state is the expected one."""
 
     state: KeptValue
     before: KeptValue | None = None
@@ -97,10 +98,12 @@ SOCKET_VARIABLE = "SNAPLINE_AUTOGEN_SOCKET"
 """Environment variable: address of a program that runs turns itself, instead of a process started by the host."""
 
 ENDS_MAX = 3
-"""Largest number of times that AutoGen's process may end in one segment of a turn. Then the message is dead-lettered, since it may be the cause."""
+"""Largest number of times that AutoGen's process may end in one segment of a turn. After that the message is dead-lettered, since it may be
+the cause."""
 
 AGAIN_S = 2.0
-"""Pause before the process is started, or the program connected, again after a failure. Turns wait meanwhile: their messages are not the cause."""
+"""Pause after a failure before the process is restarted or the program reconnected. Turns wait meanwhile, since their messages are not the
+cause."""
 
 HELLO_S = 120.0
 """Longest time to import a program with its dependencies."""
@@ -123,7 +126,7 @@ class TurnItem(msgspec.Struct, frozen=True):
     call: int = -1
 
     def comparison_key(self) -> list[Any]:
-        """Return the part of the item that is equal when the turn is rerun."""
+        """Return the part of the item that must be equal when the turn is rerun."""
         return [self.to, self.topic, self.message.type, self.call]
 
 
@@ -132,7 +135,8 @@ class TurnSegment(msgspec.Struct, frozen=True):
 
     Attributes:
         state: new state of the agent at the end of the turn; None: unchanged.
-        answer: return value of the handler; `error`: error that it raised, with `text` as its readable form.
+        answer: return value of the handler.
+        error: error that the handler raised; `text` is its readable form.
     """
 
     items: list[TurnItem]
@@ -156,7 +160,10 @@ class ReceivedReply(msgspec.Struct, frozen=True):
 
 
 class _BlockedTurn(msgspec.Struct):
-    """A turn in AutoGen's process. `mark`: digest of its begin frame and received replies; `skip`: number of items sent already, to be skipped."""
+    """A blocked turn in AutoGen's process.
+
+    `mark`: digest of the begin frame and the received replies. `skip`: number of items already sent, to be skipped.
+    """
 
     mark: bytes
     skip: list[list[Any]]
@@ -176,12 +183,12 @@ class AutogenWorker:
         self._standing: dict[str, _BlockedTurn] = {}
 
     async def segment(self, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]) -> TurnSegment:
-        """Run a turn to its next wait. If it is not open in the process, it is begun again there.
+        """Run a turn to its next wait. A turn that is not open in the process is begun again there.
 
         Args:
             begin: frame with which the turn begins.
             heard: replies received, in order; the process may not have the last one yet.
-            said: likeness of each item already sent.
+            said: comparison key of each item already sent.
 
         Raises:
             AutogenWorkerError: the process has ended during every attempt.
@@ -291,7 +298,7 @@ class AutogenWorker:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def _spawn(self) -> socket.socket:
-        """Start the process. It ends with this process, when its socket is closed."""
+        """Start the process. The new process ends when its socket is closed, so at the latest with this process."""
         python = os.environ.get(PYTHON_VARIABLE)
         if not python:
             raise AutogenWorkerError(
@@ -330,7 +337,10 @@ class AutogenWorker:
 
 
 def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
-    """Return the marks of a turn after its begin and after each reply; the last one is the mark of a turn that has received all replies."""
+    """Return the marks of a turn after its beginning and after each reply.
+
+    The last mark is that of a turn that has received all replies.
+    """
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
     for reply in heard:
         marks.append(blake2b(marks[-1] + msgspec.msgpack.encode(reply)).digest())

@@ -1,7 +1,8 @@
 """A fleet for one AutoGen program, whose turns run in the program itself.
 
-It belongs to a `SnaplineRuntime` that replaces `SingleThreadedAgentRuntime`. The fleet consists of processes in snapline's environment
-(`session.py`), which own states and messages; these survive a crash of the fleet's hosts. Turns run in the program's own loop, with its own objects.
+The fleet belongs to a `SnaplineRuntime` that replaces `SingleThreadedAgentRuntime`. It consists of processes in snapline's environment
+(`session.py`), which own states and messages; states and messages survive a crash of the fleet's hosts. Turns run in the program's own
+event loop, with the program's own objects.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
 
 
 SHUTDOWN_STEPS = 10
-"""Steps of the event loop until the sender of a cancelled message is notified, after its handler."""
+"""Number of event loop steps between the cancellation of a message's handler and that of its sender."""
 
 
 class TurnGate:
-    """Gate at the beginning of turns: if closed, turns wait, and can be let through one by one."""
+    """Gate at the beginning of turns. While the gate is closed turns wait, and can be admitted one by one."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -60,7 +61,7 @@ class TurnGate:
         self._is_open = False
 
     def admit_one(self) -> bool:
-        """Let the first waiting turn through; return whether there was one."""
+        """Admit the first waiting turn; return whether a turn was waiting."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
@@ -95,7 +96,7 @@ class ProgramFleet:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def ask(self, item: Item, token: CancellationToken) -> Any:
-        """Send a message and wait for the answer of its turn, which is available in this process as soon as the turn has ended."""
+        """Send a message and wait for the answer, which is available in this process as soon as the message's turn has ended."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         token.link_future(answer)
         self._runner.heard[item["id"]] = answer
@@ -143,7 +144,7 @@ class ProgramFleet:
         return await self._say({"do": "save"})
 
     async def give(self, agent: str, state: EncodedValue, before: EncodedValue | None) -> None:
-        """Set an agent's state, if its current state is `before`."""
+        """Set an agent's state if the agent's current state is `before`."""
         await self.up()
         await self._say({"do": "give", "agent": agent, "state": state, "before": before})
 

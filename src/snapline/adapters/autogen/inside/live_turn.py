@@ -1,14 +1,15 @@
-"""One turn of an unchanged agent, run from one wait to the next.
+"""Run one turn of an unchanged agent from one wait to the next.
 
-The problem: AutoGen's handlers are coroutines in a loop that does not reveal what they wait for. Control must return to the host when the turn
-cannot continue by itself: when it is over, or when it waits for replies.
+The problem: AutoGen's handlers are coroutines in an event loop that does not reveal what they wait for. Control must return to the host
+when the turn cannot continue by itself, because it is over or waits for replies.
 
-The model: a turn consists of its handler, the tasks created by it, and their tasks (`track_tasks`). It *stands* (is blocked) when each of them has
-ended or waits for a reply. It is *over* when each has ended. One kind of task counts as ended: a bare `send_message` whose reply is not used
-(`asyncio.create_task(self.send_message(…))` after the handler has returned). It is a send without a reply.
+The model: a turn consists of its handler, the tasks that the handler creates, and the tasks that these create (`track_tasks`). The turn is
+*blocked* when each of them has ended or waits for a reply, and *over* when each has ended. One kind of waiting task counts as ended: a task
+that only runs `send_message`, whose reply is not used (`asyncio.create_task(self.send_message(…))` after the handler has returned). Such a
+task is a send without a reply.
 
-The awaited future is read from the task object. Most waits can be resolved (tasks, `gather`). If a task waits for something other than a reply, such
-as a lock or the network, the turn gets a short time, and then counts as blocked: its host checks again later.
+This module reads the awaited future from the task object, and can resolve most waits (tasks, `gather`). If a task waits for something other
+than a reply, such as a lock or the network, the turn gets a short time and then counts as blocked. The host checks such a turn again later.
 """
 
 import asyncio
@@ -23,10 +24,10 @@ from autogen_core import BaseAgent
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.02
-"""Time for other, short waits of a turn that waits for a reply, so that it returns to the host once and not twice."""
+"""Time for short other waits of a turn that waits for a reply, so that the turn returns to the host once and not twice."""
 
 Item = dict[str, Any]
-"""An outgoing message: `to`: receivers, `message`, `topic`, `id`, and `call`: number of the awaited reply."""
+"""An outgoing message with the keys `to` (receivers), `message`, `topic`, `id`, and `call` (number of the awaited reply)."""
 
 current: ContextVar["LiveTurn | None"] = ContextVar("snapline-autogen-turn", default=None)
 
@@ -56,7 +57,7 @@ class LiveTurn:
     """A turn that runs in this process.
 
     Attributes:
-        items: messages sent since it last returned to the host.
+        items: messages sent since the turn last returned to the host.
     """
 
     def __init__(self) -> None:
@@ -104,12 +105,12 @@ class LiveTurn:
         return self._main.result()
 
     def take_items(self, *, is_over: bool) -> list[Item]:
-        """Return the messages sent since the last call. If the turn is over, they expect no replies."""
+        """Return the messages sent since the last call. If the turn is over, these messages expect no replies."""
         items, self.items = self.items, []
         return [{**item, "call": -1} for item in items] if is_over else items
 
     def close(self) -> None:
-        """Close a turn that is over or undone: its remaining tasks have no effect."""
+        """Close a turn that is over or undone. The remaining tasks of the turn have no effect."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()

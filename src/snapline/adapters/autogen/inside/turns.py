@@ -1,12 +1,13 @@
-"""Turns of the program's agents, run for a host. Input: state and message; output: messages sent, answer and new state.
+"""Run turns of the program's agents for a host. A turn takes a state and a message, and gives the messages sent, the answer and the new state.
 
-The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for its next turn if that begins with the
-state with which the last turn ended here. Otherwise the factory creates a new object, which loads the state. Registrations of factories,
-subscriptions, serializers and intervention handlers behave as in AutoGen's runtime, and raise the same classes of errors (`ProgramRegistry`).
+The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for the agent's next turn if that
+turn begins with the state with which the last turn ended in this process. Otherwise the factory creates a new object, which loads the
+state. Registrations of factories, subscriptions, serializers and intervention handlers behave as in AutoGen's runtime, and raise the same
+classes of errors (`ProgramRegistry`).
 
-A handler that has awaited a reply is rerun after a failure, up to where it was waiting, and must make the same calls again. So `random` and
-`uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns they are unchanged; `numpy`, `secrets` and clocks are
-never changed.
+A handler that has awaited a reply is rerun after a failure, up to the point where it was waiting, and must make the same calls again. So
+within a turn `random` and `uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns both are unchanged;
+`numpy`, `secrets` and clocks are never changed.
 """
 
 import asyncio
@@ -44,7 +45,10 @@ _replaced: list[bool] = []
 
 
 def replace_sources() -> None:
-    """Patch the functions. Call it before the program is imported, since that may import them by name."""
+    """Patch the functions of `random` and `uuid`.
+
+    Call this before the program is imported, since the program may import the functions by name.
+    """
     if _replaced:
         return
     _replaced.append(True)
@@ -203,8 +207,8 @@ class AgentObject:
     """An agent's object.
 
     Attributes:
-        state: state at the end of its last turn; None: it had no turn, or the state is unknown.
-        is_given: it was not created by a factory.
+        state: state at the end of the last turn; None if the object had no turn or the state is unknown.
+        is_given: the object was not created by a factory.
     """
 
     def __init__(self, made: Any, *, has_no_factory: bool = False) -> None:
@@ -215,10 +219,10 @@ class AgentObject:
 
 
 class TurnRunner:
-    """The running turns of this process, by the names that their hosts give them.
+    """The running turns of this process, by the names that their hosts give to the turns.
 
     Attributes:
-        raised: message id → error of its turn, for waiting callers in this process; only if all agents are in this process.
+        raised: message id → error of the message's turn, for waiting callers in this process; used only if all agents are in this process.
         begun: number of turns begun.
         heard: message id → future of a caller outside of turns that waits for the answer.
         unhandled: first error of a turn whose reply no caller waits for.
@@ -255,7 +259,7 @@ class TurnRunner:
         return await self._segment(frame["turn"], await turn.begin(handling))
 
     async def go_on(self, frame: Frame) -> Frame | None:
-        """Continue a blocked turn, with a reply or because its host checks again. None: the turn is not in this process."""
+        """Continue a blocked turn, with a reply or because its host checks again. Return None if the turn is not in this process."""
         live = self._live.get(frame["turn"])
         if live is None:
             return None

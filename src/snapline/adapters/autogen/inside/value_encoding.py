@@ -1,4 +1,4 @@
-"""Encoding of AutoGen's messages and states as a form and a text.
+"""Encode AutoGen's messages and states, each as the name of a form and a text.
 
 Values that JSON reproduces exactly are JSON, so that they are readable in snapshots. All others are pickled. `AgentStateCodec` selects the attributes
 that make up an agent's state.
@@ -25,7 +25,7 @@ OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
 
 
 class NotSerializableError(ValueError):
-    """A message or state that cannot be saved; the text says which, and how to proceed."""
+    """A message or state cannot be saved. The text of the error names it and says how to proceed."""
 
 
 def keep(value: object, what: str) -> EncodedValue:
@@ -83,7 +83,7 @@ def encode_handler_error(error: BaseException) -> EncodedValue:
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly. A list that occurs in two places would be decoded as two."""
+    """Return whether JSON reproduces the value exactly. It does not if a list occurs in two places, since JSON would decode two lists."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -97,10 +97,11 @@ def is_json(value: object, seen: set[int]) -> bool:
 
 
 class AgentStateCodec:
-    """State of an agent's object, without the parts that are recreated with it.
+    """Encodes the state of an agent's object, without the parts that are recreated together with the object.
 
-    An agent with both `save_state` and `load_state` is saved with these. Any other agent is saved by its attributes. Attributes of
-    AutoGen's base classes are excluded, and those created by its factory that cannot be pickled, such as clients, locks and queues.
+    An agent with both `save_state` and `load_state` is saved with these methods. For any other agent the attributes are saved. Attributes
+    of AutoGen's base classes are excluded. So are attributes that the factory creates and that cannot be pickled, such as clients, locks
+    and queues.
     """
 
     def __init__(self, made: Any) -> None:
