@@ -1,4 +1,4 @@
-"""User-defined parts: agents, messages and handlers.
+"""The parts of a fleet that users define: agents, messages and handlers.
 
 An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a
 time; its handler's changes and sends take effect together with the consumption of the message, or not at all.
@@ -26,10 +26,10 @@ from snapline.errors import FleetDefinitionError
 
 OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
-"""Largest state that is imaged before each turn by default; a class with a larger state must set `on_error`."""
+"""Largest state of which an image is taken before each turn by default; a class with a larger state must set `on_error`."""
 
 WAIT_S_MAX = 86_400.0
-"""Longest wait before a message is retried: a day. Later messages to the agent wait behind it."""
+"""Longest wait before a message is retried: a day. Later messages to the agent wait behind this message."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -38,7 +38,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True):
-    """Base of messages. Any msgspec.Struct or dataclass may be sent; use frozen ones."""
+    """Base class of messages. Any msgspec.Struct or dataclass may be sent; use frozen ones."""
 
 
 @overload
@@ -54,20 +54,22 @@ def handler(
 def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
-    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive recoveries: they may
-    wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery continue where they were.
+    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` the handler's turns survive
+    recoveries: the turns may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery they continue where they
+    stopped.
 
-    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler, `def` or `async def`,
-    runs in a thread and may block; `async def` has its own event loop there. The turn is atomic like any plain turn: until it returns, the agent
-    takes no other turn and no checkpoint, and no other code touches its state.
+    All handlers of a host share its event loop: while one handler blocks, the other agents on that host wait. With `thread=True` the
+    handler, `def` or `async def`, runs in a thread and may block; `async def` has its own event loop there. The turn is atomic like any
+    plain turn: until it returns, the agent takes no other turn and no checkpoint, and no other code touches its state.
 
-    If a recovery undoes the turn meanwhile, the thread runs on: its state is discarded, and its context raises `UsageError`. So outside calls may
-    happen again, as in any plain turn. State that agents share, such as module globals, needs locks in threads.
+    If a recovery undoes the turn meanwhile, the thread continues to run, but its state is discarded, and its context raises `UsageError`.
+    So outside calls may happen again, as in any plain turn. State that agents share, such as module globals, must be protected by locks in
+    threads.
 
     With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.
 
     Raises:
-        FleetDefinitionError: the handler is both durable and threaded: blocking calls of a durable turn belong in `ctx.step`.
+        FleetDefinitionError: the handler is both durable and threaded; blocking calls of a durable turn belong in `ctx.step`.
     """
     if durable and thread:
         raise FleetDefinitionError(
@@ -91,7 +93,7 @@ class Handler(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     message_type: type
     decoder: Any  # msgspec.msgpack.Decoder of message_type
-    awaits: bool  # its coroutine may suspend, so it needs its own task
+    awaits: bool  # the handler's coroutine may suspend, so it needs its own task
     is_durable: bool = False
     is_threaded: bool = False
     is_public: bool = False
@@ -111,28 +113,29 @@ class AgentType(msgspec.Struct, frozen=True):
     state_reader: Any  # reads arrays as views: checks that an image can be decoded
     start_awaits: bool
     retries: int
-    waits_ns: tuple[int, ...]  # wait before each retry; empty: no waits
+    waits_ns: tuple[int, ...]  # waiting time before each retry; empty: no waits
 
 
 class Agent:
-    """Base of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
+    """Base class of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
 
     Attributes:
-        state: the agent's whole memory: a msgspec.Struct or dataclass, which may hold NumPy arrays. Anything else on the instance is lost at a
-            restart.
-        on_error: treatment of a state that a raising handler has partly changed. "undo": an image taken before the turn is restored (the default, for
-            states up to 64 KiB). "keep": the author promises that errors come before changes. "recover": treated as a crash of the agent, for states
-            too large to image every turn.
+        state: the agent's whole memory: a msgspec.Struct or dataclass, which may contain NumPy arrays. Other attributes of the instance are
+            lost at a restart.
+        on_error: treatment of a state that a raising handler has partly changed. "undo": an image taken before the turn is restored (the
+            default, for states up to 64 KiB). "keep": the author promises that errors come before changes. "recover": the error is treated
+            as a crash of the agent, for states that are too large for an image every turn.
         allow_pickle: fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs its code: set this only if nobody else
             can write to the store.
         capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
-            "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
+            "fork": a child process encodes the state while the agent continues, for hundreds of thousands of small objects.
             "fork" works in epochs of chandy-lamport only; elsewhere it is the same as "copy".
-        retries: how often a message is retried before it goes to the agent's dead letters: a number, at once; or the seconds to wait before each,
-            such as `(0.5, 5, 60)`. While the message waits it keeps its place: the agent takes no other turn, but checkpoints continue. After a
-            recovery the message is retried at once, and the count starts again. With on_error = "recover" the recovery is the wait.
+        retries: how often a message is retried before it goes to the agent's dead letters. A number means retries without a wait; a tuple
+            such as `(0.5, 5, 60)` gives the seconds to wait before each. A waiting message keeps its place: the agent takes no other turn,
+            but checkpoints continue. After a recovery the message is retried at once, and the count starts again. With on_error = "recover"
+            there is no wait besides the recovery.
         state_version: 0 or more. Raise it by one when the state's fields or their meanings change, and write a migration from the previous version
-            (`snapline.migrates`). A subclass that sets it counts its own versions.
+            (`snapline.migrates`). A subclass that sets `state_version` has versions of its own.
     """
 
     on_error: ClassVar[OnError | None] = None
@@ -146,14 +149,14 @@ class Agent:
         self.state = state
 
     async def on_start(self, ctx: Any) -> None:
-        """Take the first turn of the agent's life; not repeated after a recovery to a later checkpoint."""
+        """Take the first turn of the agent's life. The turn is not repeated after a recovery to a later checkpoint."""
 
 
 _types: dict[type[Agent], AgentType] = {}
 
 
 def agent_type(agent_class: type[Agent]) -> AgentType:
-    """Inspect an agent class.
+    """Inspect an agent class, and return its description.
 
     Raises:
         FleetDefinitionError: a handler has no message type, two handlers have the same type, or the state has no usable type.
@@ -179,7 +182,7 @@ def state_version_of(agent_class: type[Agent]) -> int:
 
 
 def kind_of(agent_class: type[Agent]) -> str:
-    """Return the name a class is recorded under."""
+    """Return the name under which a class is recorded."""
     return f"{agent_class.__module__}:{agent_class.__qualname__}"
 
 
@@ -216,7 +219,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
 
 
 def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
-    """Return how often a message is retried, and the nanoseconds before each."""
+    """Return how often a message is retried, and the nanoseconds before each retry."""
     retries: object = agent_class.retries
     if type(retries) is int and retries >= 0:
         return retries, ()
@@ -245,7 +248,7 @@ def _state_type(agent_class: type[Agent]) -> Any:
 
 
 def _fields_of(state_type: Any) -> dict[str, str]:
-    """Map fields to their declared types, as text: so that a message can compare two versions of a class."""
+    """Return a mapping from fields to their declared types as text, so that an error message can compare two versions of a class."""
     try:
         hints = typing.get_type_hints(state_type)
     except (TypeError, NameError):
@@ -284,7 +287,7 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
 
 
 def _check_durable(agent_class: type[Agent], name: str, function: FunctionType) -> None:
-    """Refuse a handler that cannot be durable: its turn is run again from the state that it began with."""
+    """Refuse a handler that cannot be durable. A durable turn is run again from the state with which it began."""
     where = f"{agent_class.__qualname__}.{name}"
     if agent_class.on_error not in (None, "undo"):
         raise FleetDefinitionError(
@@ -310,7 +313,7 @@ def _refuse_generator(agent_class: type[Agent], name: str, function: Any) -> Non
 
 
 def _message_types(agent_class: type[Agent], name: str, function: FunctionType) -> tuple[type, ...]:
-    """Return the message types that a handler takes: one, or those of a union."""
+    """Return the message types that a handler accepts: one type, or all types of a union."""
     where = f"{agent_class.__qualname__}.{name}"
     _refuse_generator(agent_class, name, function)
     parameters = list(inspect.signature(function).parameters.values())
@@ -335,7 +338,7 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
 def _suspends(function: Any) -> bool:
     """Return whether the function's result may suspend. Most handlers cannot, as their code shows, and need no task.
 
-    A plain function shows this only when called: it returns None, or the coroutine of another function.
+    For a plain function this is known only after its call: it returns None, or the coroutine of another function.
     """
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_COROUTINE:

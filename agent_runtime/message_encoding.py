@@ -1,19 +1,20 @@
-"""Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
+"""Encodes messages and states: MessagePack by msgspec, with NumPy arrays and some other types as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes at once, so the sender may
-change its objects afterwards. Decoding runs no code: there is no pickle. Programs outside read messages as plain values, or of a class that they
-give.
+A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes at once, so the
+sender may change its objects afterwards. Decoding runs no code of the message, since no pickle is used. Programs outside the fleet read
+messages as plain values, or as objects of a class that they pass.
 
 The extensions are those of `storage/capture/values.py`. All of a message is in one record; `storage/capture/encoder.py` handles what a checkpoint
 keeps next to a state's record (large arrays, histories).
 
-*Trace references.* Only messages of sampled traces have one; the bytes of other messages do not change. The name of a traced message has a *tail*:
+*Trace references.* Only messages of sampled traces have a reference; the bytes of other messages do not change. The name of a traced
+message has a *tail*:
 
     name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
 
-So the reference is part of the message wherever the message is kept: in channel states, logs, outboxes, timers, inputs and dead letters. The tail of
-a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail: its waiter is in the trace already. Nothing here
-depends on OpenTelemetry.
+So the reference is part of the message wherever the message is kept: in channel states, logs, outboxes, timers, inputs and dead letters.
+The tail of a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail, since the turn that waits for it
+is already in the trace. This module does not depend on OpenTelemetry.
 
 A tail is ASCII: code that does not know tails reads a longer name. Other code that reads a payload must not depend on the tail: two messages that
 differ only in their tails are equal (`without_tail`).
@@ -50,19 +51,19 @@ def encode_body(value: object) -> bytes:
     """Encode one value.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
     """
     return _encoder.encode(value)
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value deterministically: equal sets, whose order differs between processes, and equal dictionaries in another order give the same
-    bytes.
+    """Encode one value deterministically. Equal sets give the same bytes, although their order differs between processes, and so do equal
+    dictionaries in another order.
 
-    Not for sets whose members cannot be ordered, or with keys that are not text.
+    The function does not support sets whose members cannot be ordered, or keys that are not text.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: the value cannot be encoded.
     """
     try:
         return _ordered.encode(value)
@@ -113,12 +114,12 @@ def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 def result_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Return a decoder for a function's result: its arrays are the caller's own, as if it had not been in a journal."""
+    """Return a decoder for a function's result: its arrays belong to the caller, as if the result had not been in a journal."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_own_value, dec_hook=decode_declared)
 
 
 def message_name(kind: type) -> str:
-    """Return the name a message type travels under."""
+    """Return the name that identifies a message type in encoded messages."""
     return kind.__qualname__
 
 
@@ -127,7 +128,7 @@ NAME_BYTES_MAX = 255
 
 
 def message_head(name: str) -> bytes:
-    """Return the first bytes of every encoded message of that name.
+    """Return the first bytes of every encoded message with this type name.
 
     Raises:
         EncodingError: the name is too long.
@@ -147,7 +148,7 @@ def encode_message(message: object) -> bytes:
     """Encode a message with its type's name.
 
     Raises:
-        EncodingError: some part of it cannot be encoded; names the type and the field.
+        EncodingError: some part of the message cannot be encoded; the error names the type and the field.
         MessageTooLargeError: the message is larger than 16 MiB.
     """
     kind: Any = type(message)  # mypy assumes that some classes are not hashable
@@ -168,7 +169,7 @@ def encode_message(message: object) -> bytes:
 
 
 def field_names(kind: type) -> list[str]:
-    """Return the fields of a struct or dataclass; none of anything else."""
+    """Return the field names of a struct or dataclass; no names for other values."""
     return list(getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ()))
 
 
@@ -220,7 +221,8 @@ class MessageReader:
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output that an agent has sent to the outside (`ctx.emit`). A complete snapshot holds its turn, so no failure reverts it.
+    """An output that an agent has sent to the outside (`ctx.emit`). A complete snapshot contains the output's turn, so no failure reverts
+    the output.
 
     Attributes:
         number: number among the outputs of its agent, from 1.
@@ -241,7 +243,8 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class OutputsReverted(msgspec.Struct, frozen=True):
-    """A return of the fleet to an earlier snapshot, on purpose or because later ones were lost. Outputs released after that snapshot are void.
+    """A return of the fleet to an earlier snapshot, on purpose or because later ones were lost. Outputs released after that snapshot are
+    discarded.
 
     Attributes:
         after: every output of a later epoch than this is reverted.
@@ -255,7 +258,8 @@ class OutputsReverted(msgspec.Struct, frozen=True):
 
 
 def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
-    """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all if it is empty. EncodingError."""
+    """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all topics if `topic` is empty.
+    EncodingError."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
     for index, output in enumerate(batch.outputs):
@@ -266,12 +270,12 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
 
 
 def undone_of(undone: reading.RevertedEpochs, cursor: str) -> OutputsReverted:
-    """Return the same for programs."""
+    """Return the reverted epochs in the form for programs."""
     return OutputsReverted(undone.after, undone.epochs, cursor)
 
 
 HOPS_MAX = 255
-"""Largest number of successive turns in a trace. Fleets send in circles, and nobody reads longer traces."""
+"""Largest number of successive turns in a trace. Fleets may send messages in cycles, and nobody reads longer traces."""
 
 TAILED_NAME_BYTES_MAX, TAILED_KIND_BYTES_MAX = 255, 0xFFFF
 """Largest sizes with the tail: the length of a name has one byte, the length of a kind two. If the tail does not fit, the trace ends."""
@@ -297,13 +301,13 @@ class Traceparent(NamedTuple):
 
 
 def read_tail(tail: bytes) -> Traceparent | None:
-    """Parse a tail; None if it is none."""
+    """Parse a tail; return None if the text is not a tail."""
     match = _TAIL.fullmatch(tail)
     return None if match is None else _valid(int(match[1], 16), int(match[2], 16), int(match[3], 16))
 
 
 def read_header(header: str) -> Traceparent | None:
-    """Parse a W3C `traceparent` header; None if it is none, or its trace is not sampled."""
+    """Parse a W3C `traceparent` header; return None if it is malformed or its trace is not sampled."""
     match = _HEADER.fullmatch(header.strip())
     if match is None or not int(match[3], 16) & _SAMPLED:
         return None
@@ -338,7 +342,7 @@ def _name_in(payload: bytes) -> _Name:
 
 
 def tail_of(payload: bytes) -> bytes:
-    """Return the tail of this message, call or creation; b"": it is not traced."""
+    """Return the tail of this message, call or creation; b"" if it is not traced."""
     if not payload:
         return b""
     name = _name_in(payload)
@@ -346,7 +350,7 @@ def tail_of(payload: bytes) -> bytes:
 
 
 def with_tail(payload: bytes, tail: bytes) -> bytes:
-    """Return the message with this tail; unchanged if it has one, takes none, or there is no room."""
+    """Return the message with this tail; unchanged if it already has a tail, cannot have one, or has no room."""
     if not payload or payload.startswith(REPLY):
         return payload
     name = _name_in(payload)

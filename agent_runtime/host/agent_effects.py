@@ -1,7 +1,7 @@
-"""One agent's effects in a host core: the open effect, those of the current turn, and a window of ended ones.
+"""One agent's effects in a host core: the open effect, the effects of the current turn, and a window of ended effects.
 
-An explicit key identifies an effect within its agent. While the window holds it, a request for the same effect gets the known outcome, and the
-effect is not done again.
+An explicit key identifies an effect within its agent. While the window contains the effect, a request for the same effect gets the known
+outcome, and the effect is not done again.
 """
 
 import msgspec
@@ -19,7 +19,8 @@ KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
 """Largest age of an ended effect, relative to the newest one: a week, in which operators inspect and retry dead letters."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""Largest counted step from one ended effect to the next (`storage/timestamps.py`): after a clock jump at least the last 168 are kept."""
+"""Largest counted step from one ended effect to the next (`storage/timestamps.py`): after a clock jump at least the last 168 effects are
+kept."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
 """Largest size of results and compensation arguments in each of an agent's checkpoints. The oldest are dropped with their keys."""
@@ -27,13 +28,13 @@ RESULTS_BYTES_MAX = 1024 * 1024
 COMPENSATED = "compensated"
 
 GENERATED_KEY_PREFIX = "@"
-"""Prefix of a generated key, for an effect without one: such a key belongs to a turn, and is dropped with it."""
+"""Prefix of the key that is generated for an effect without one. Such a key belongs to a turn and is dropped with the turn."""
 
 NOTHING = b"\xc0"
 """Encoded None: the result of a compensation that need not be called."""
 
 TIME_UNKNOWN = 0
-"""End time of an effect whose end only a host log records: such an effect is dropped when there is no room."""
+"""End time of an effect whose end is only in a host log. Such an effect is dropped when there is no room."""
 
 _NO_EFFECTS = SavedEffects()
 
@@ -63,7 +64,7 @@ class AgentEffects:
         self.is_ready = self.is_called = self.needs_people = False
 
     def saved(self) -> SavedEffects | None:
-        """Return the effects as a checkpoint holds them; None: there are none."""
+        """Return the effects in the form for a checkpoint; None if there are none."""
         if not self.keys and not self.made and self.open is None:
             return None
         return SavedEffects(list(self.keys.values()), list(self.made), self.open)
@@ -80,7 +81,7 @@ class AgentEffects:
         return intent.key, known.generation + (known.outcome == COMPENSATED)
 
     def _undone_by(self, intent: EffectIntent) -> int:
-        """Return the generation that this is to undo."""
+        """Return the generation of the effect that this compensation undoes."""
         known = self.keys.get(intent.key)
         return intent.generation or (known.generation if known is not None else 1)
 
@@ -91,7 +92,7 @@ class AgentEffects:
         known = self.keys.get(self.identity(intent)[0])
         if known is None or known.outcome == COMPENSATED:
             return None
-        if known.digest != digest and not intent.is_undo:  # the compensation that failed may have been replaced by now
+        if known.digest != digest and not intent.is_undo:  # the failed compensation may have been replaced since then
             reason = f"key {known.key!r} was used for an effect with the arguments {known.arguments}, and now for {name!r} with {intent.arguments}"
             return REFUSED, f"{reason}: give each effect a key of its own".encode()
         if known.outcome != DONE:
@@ -99,7 +100,8 @@ class AgentEffects:
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
     def _is_in_effect(self, intent: EffectIntent) -> bool:
-        """Return whether what this would undo belongs to a turn that ended well: a later one took it over, or it was undone already."""
+        """Return whether the effect that this would undo belongs to a turn that succeeded: a later turn took it over, or it was already
+        undone."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
             return False
@@ -196,8 +198,8 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
 
     def note_earlier_call(self, entry: JournalEntry) -> None:
-        """Record a call of an effect of a discarded history, found in a host log: it is done outside, or possibly done, regardless of which turn
-        requests it again."""
+        """Record a call of an effect of a discarded history, found in a host log. The effect was done outside, or possibly done, whichever
+        turn requests it again."""
         key, _, text = entry.sender.rpartition("#")
         if not key or key.endswith(UNDO):
             return
@@ -216,12 +218,13 @@ class AgentEffects:
         )
 
     def knows_unrecorded_effect(self, intent: EffectIntent) -> bool:
-        """Return whether the effect is done, as only a host log knows."""
+        """Return whether the effect is done according to a host log alone."""
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and undone in a discarded history: then its repetition was not requested by this history."""
+        """Return whether the open effect was done and undone in a discarded history. If so, this history has not requested its
+        repetition."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
@@ -271,7 +274,7 @@ class AgentEffects:
         return effects
 
     def give_up(self, key: str) -> None:
-        """Detach the effect from its turn: an operator has it undone, although the turn succeeded."""
+        """Detach the effect from its turn, since an operator requests its compensation although the turn succeeded."""
         self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
 
 
@@ -286,6 +289,6 @@ def _size_of(known: KnownEffect) -> int:
 
 
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
-    """Return the effect, and the generation of it, that was undone here; None: nothing was."""
+    """Return the effect that was undone here, and its generation; None if none was undone."""
     key, _, _ = entry.sender.rpartition("#")
     return effect_undone_by(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None

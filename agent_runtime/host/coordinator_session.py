@@ -1,14 +1,14 @@
 """A host's calls to the coordinator: the stream of directives and commands, the planned stop, and user checks.
 
-*Stream.* Directives come in as events, and commands for the coordinator go out. The stream is redialled as long as the host lives, unless no
-coordinator has ever trusted the host's certificate. Nothing is buffered while the stream is down: at the next Welcome the host core repeats
+*Stream.* Directives come in as events, and commands for the coordinator go out. The host redials the stream as long as it lives, unless no
+coordinator has ever trusted its certificate. No message is buffered while the stream is down: at the next Welcome the host core repeats
 everything that the coordinator still needs.
 
 *Planned stop*, after a signal: the host waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a limit.
 
-*User checks.* The host knows no tokens and keeps no audit log, so it asks the coordinator. Answers about tokens are cached for some seconds, for
-read-only calls: a user who watches an agent makes many. Before a call that changes something, the coordinator records the call and checks the token
-again, so a revoked token cannot change anything.
+*User checks.* The host has no tokens and keeps no audit log, so it asks the coordinator. For read-only calls, answers about tokens are
+cached for some seconds, since a user who watches an agent makes many calls. Before a call that changes something, the coordinator records
+the call and checks the token again, so a revoked token cannot change anything.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ from snapline.security.transport import (
 )
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
-"""Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from coming back all at once.
+"""Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from reconnecting all at once.
 
-A host that never had a stream begins with the lower bound: usually it was started together with its coordinator.
+A host that never had a stream begins with the lower bound, since it was usually started together with its coordinator.
 """
 
 OUTGOING_MAX = 10_000
@@ -58,7 +58,7 @@ ends the stream soon. The core repeats important messages at the next Welcome.""
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
-"""Errors of reading and writing when the call has failed, and when it had already ended."""
+"""Errors that reading and writing raise when the call has failed, and when the call had already ended."""
 
 
 class Session:
@@ -90,7 +90,7 @@ class Session:
         return self._outgoing is not None
 
     def send(self, message: HostMessage) -> None:
-        """Queue a message; dropped while there is no stream."""
+        """Queue a message; while there is no stream, messages are dropped."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:
             self._outgoing.put_nowait(message)
 
@@ -98,7 +98,8 @@ class Session:
         """Run the stream until cancelled.
 
         Raises:
-            AuthenticationError: the host and the coordinators never trusted each other, for as long as a certificate rotation may take.
+            AuthenticationError: the host and the coordinators have never trusted each other, even after the time that a certificate
+                rotation may take.
             UsageError: no coordinator ever answered, and only one side uses TLS.
         """
         warned = False
@@ -135,7 +136,7 @@ class Session:
         return LEADER_KEY in metadata
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """Return the reason why no coordinator is reached, in a sentence; AuthenticationError, UsageError: it is permanent."""
+        """Return a sentence on why no coordinator is reached; AuthenticationError or UsageError: the reason is permanent."""
         reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=reason is not None)
@@ -173,17 +174,17 @@ class Session:
         self._retry_most_s = RETRY_MOST_S
         try:
             directive = decode_directive(data)
-        except ProtocolError as error:  # message of a later version
+        except ProtocolError as error:  # a message of a later version
             self._warn(f"the coordinator has said what is not understood here: {error}")
         else:
             self._received(directive)
 
     def expect_end(self) -> None:
-        """Note that the host is ending: the end of the stream is no news, and no other one is opened."""
+        """Record that the host is ending. The end of the stream is then not reported, and no other stream is opened."""
         self._is_closing = True
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
-        """Send a Leave message and give it a moment to go out."""
+        """Send a Leave message, and wait a moment for it to be sent."""
         self._is_closing = True
         if self._outgoing is not None:
             self.send(Leave(reason))
@@ -207,7 +208,7 @@ async def _directives(call: _Call) -> AsyncIterator[bytes]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether the certificate was understood, and is not one of a host: no other try will change that."""
+    """Return whether the certificate was accepted but does not belong to a host; a retry would fail too."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -217,13 +218,14 @@ def _reason(error: Exception) -> str:
 
 
 NO_COORDINATOR_S = 5.0
-"""Longest wait for a stream to a coordinator: an election or a restart takes one or two seconds."""
+"""Longest wait for a stream to a coordinator. An election or a restart takes one or two seconds."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostStop:
-    """Planned stop of one process. `finish` ends it with an exit code; `has_agents` says whether there is anything to lose."""
+    """Planned stop of one process. `finish` ends the process with an exit code; `has_agents` returns whether there are agents whose work
+    could be lost."""
 
     def __init__(
         self, session: Session, limit_s: float, has_agents: Callable[[], bool], finish: Callable[[int], None]
@@ -239,7 +241,7 @@ class HostStop:
         self._is_over = False
 
     def asked(self, number: signal.Signals) -> None:
-        """Handle a signal: end after a last snapshot, or after the limit; at a second signal at once."""
+        """Handle a stop signal: end after a last snapshot or after the time limit. A second signal ends the host at once."""
         loop = asyncio.get_running_loop()
         if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
             return
@@ -255,7 +257,7 @@ class HostStop:
         loop.call_later(NO_COORDINATOR_S, self._leave_without_coordinator)
 
     def welcomed(self) -> None:
-        """Repeat the request on every new stream."""
+        """Repeat the request to leave on every new stream."""
         if self._asked_s is not None:
             self._session.send(WantLeave(self._reason))
 
@@ -295,10 +297,10 @@ CACHED_TOKENS_MAX = 256
 """Largest number of cached tokens, as many as a fleet may have; invalid tokens count too."""
 
 COORDINATOR_REQUESTS_MAX = 4
-"""Largest number of concurrent requests to the coordinator: a caller that tries many tokens has to wait."""
+"""Largest number of concurrent requests to the coordinator. A caller that tries many tokens has to wait."""
 
 ASK_S = 5.0
-"""Time to wait for the coordinator's answer: an election takes a second or two."""
+"""Time to wait for the coordinator's answer; an election takes one or two seconds."""
 
 
 class CoordinatorUsers:
@@ -328,7 +330,7 @@ class CoordinatorUsers:
         return identity
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Have a call recorded; see `rpc_authorization.People`."""
+        """Ask the coordinator to record a call; see `rpc_authorization.People`."""
         proof = {"digest": caller.digest, "certificate": caller.certificate}
         await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
@@ -336,7 +338,7 @@ class CoordinatorUsers:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
 
     async def close(self) -> None:
-        """Close the clients: the host ends."""
+        """Close the clients, since the host ends."""
         for task in self._closing:
             task.cancel()
         if self._client is not None:
@@ -356,7 +358,7 @@ class CoordinatorUsers:
 
 
 async def _close_later(client: CoordinatorClient) -> None:
-    """Close the client when the calls that it had under way are over."""
+    """Close the client when its running calls have ended."""
     try:
         await asyncio.sleep(ASK_S)
     finally:

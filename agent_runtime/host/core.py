@@ -1,4 +1,4 @@
-"""The host: many agents, their mailboxes and channels, and their part in epochs and recoveries. No I/O.
+"""Core of a host: many agents, their mailboxes and channels, and their part in epochs and recoveries. This module does no I/O.
 
 Theory of operation
 -------------------
@@ -15,23 +15,24 @@ with the epoch makes it known here, whichever comes first. From then on every ag
 have recorded, one marker item goes on each link: everything with an older stamp precedes it on that link. When the marker items of all linked hosts
 have arrived as well, nothing of this epoch can arrive any more. The host's part is then closed, and written to the store in the background.
 
-Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other agents. The
-agent's checkpoint holds the number of the last consumed input, and each plan delivers later inputs again.
+Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other
+agents. The agent's checkpoint contains the number of the last consumed input, and each plan delivers later inputs again.
 
-Life of an output (`host_outputs.py`). An output is numbered and kept in its agent's state until an epoch that holds it is released. An effect
-(`host_effects.py`) is called once its intent was released in this way.
+Life of an output (`host_outputs.py`). An output is numbered and kept in its agent's state until an epoch that contains it is released. An
+effect (`host_effects.py`) is called once its intent was released in this way.
 
 Life of a plan. A plan ends the history of every agent here: mailboxes, links and turns are dropped. Agents, channel numbers and in-transit messages
-are restored from the recovery line. Links carry the plan's number in their LinkHello, so nothing of an older plan is accepted (G9).
+are restored from the recovery line. Links carry the plan's number in their LinkHello, so no frame of an older plan is accepted (G9).
 
 Invariants (`validate`): the arrived but not consumed messages of a channel are exactly those waiting or in the running turn; an agent that may start
 a turn has an empty mailbox; a parked message has no number.
 
-The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback), `links.py`,
-`channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption, timers), `host_log.py` (what
-must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and to outside), `views.py` (an agent's
-state), `membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside), `durable_turns.py` (turns that wait),
-`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
+The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback),
+`links.py`, `channel_ends.py` (both ends of channels, sent or parked messages), `mailboxes.py` (arrival, the next turn, consumption,
+timers), `host_log.py` (what must be durable first, with logged results of durable turns), `host_inputs.py` and `host_outputs.py` (from and
+to outside), `views.py` (an agent's state), `membership.py` (creation and departure of agents), `host_effects.py` (effects on the outside),
+`durable_turns.py` (turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each part is made with the parts below
+it, and then connected to the parts above it.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -92,12 +93,12 @@ class HostCore:
         trace_every: int = 0,
         is_watched: bool = False,
     ) -> None:
-        """Wire the parts: each gets those below it, then those above.
+        """Wire the parts: each part gets the parts below it, then the parts above it.
 
         Args:
             protocol, policy: checkpointing protocol of the fleet, and policy by which its agents checkpoint on their own.
             trace_every: trace every N-th message of each channel; 0 = none.
-            is_watched: an observer wants `LoggedMessageSent` commands.
+            is_watched: an observer needs `LoggedMessageSent` commands.
         """
         self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
         self.agents, self.peers = shared.agents, shared.peers
@@ -152,7 +153,7 @@ class HostCore:
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
-        """Return the handlers. Events that the mode has no use for change nothing."""
+        """Return the handlers of events. Events that the mode does not use have no effect."""
         return {
             **dict.fromkeys(ev.MODE_EVENTS, _ignore),
             **self.mode.handlers(),
@@ -192,7 +193,7 @@ class HostCore:
         }
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.HostOutput]:
-        """Handle one event; return what to do, in order."""
+        """Handle one event; return the commands to carry out, in order."""
         shared = self.shared
         shared.now = now_ns
         out: list[ev.HostOutput] = []
@@ -201,7 +202,8 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        """End an epoch. The directive is repeated when its outputs are released; and for a plan's line, when the plan's agents are here."""
+        """End an epoch. The directive is repeated when the epoch's outputs are released. For a plan's recovery line it is also repeated
+        when the plan's agents are here."""
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._epoch_request.reset()
@@ -221,7 +223,7 @@ class HostCore:
 
     @property
     def plan(self) -> int:
-        """Number of the plan applied, or being applied; 0 before the first."""
+        """Number of the plan that is applied or being applied; 0 before the first plan."""
         return self.shared.plan
 
     @property
@@ -236,7 +238,7 @@ class HostCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Next time TimerFired is wanted, or None."""
+        """Time at which the adapter must feed the next TimerFired, or None."""
         times_ns = [
             *self._timers.wakeups_ns(),
             *self._plans.wakeups_ns(),
@@ -252,7 +254,7 @@ class HostCore:
         return self.links.has_batch
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return the refusal of this peer's stream; None: it may be accepted."""
+        """Return the refusal of this peer's stream; None if the stream may be accepted."""
         return self.links.judge(hello)
 
     def validate(self) -> None:
@@ -271,4 +273,4 @@ def _mode_of(protocol: str, policy: Policy, parts: HostParts) -> HostMode:
 
 
 def _ignore(_event: ev.Heard) -> None:
-    """Ignore an event that the mode has no use for."""
+    """Ignore an event that the mode does not use."""

@@ -1,18 +1,19 @@
-"""The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them and on effects.
+"""Dead letters, a part of the host core: keeps and numbers agents' dead letters, and carries out operator commands on dead letters and
+effects.
 
 An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
 (`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once, in a turn.
 
-*Dead letters.* Drop: the dead letter is forgotten. Retry: the command's turn handles the dead letter, with its sender and payload. The removal of the
-dead letter, the work of its handler and the consumption of the command are in the same checkpoints, so none of it happens twice. If the handler fails
-again, the result is a new dead letter.
+*Dead letters.* Drop: the dead letter is removed. Retry: the command's turn handles the dead letter, with its sender and payload. The
+removal of the dead letter, the work of its handler and the consumption of the command are in the same checkpoints, so none of these actions
+happens twice. If the handler fails again, the result is a new dead letter.
 
 *Effects that have ended.* Undo: a turn of the agent runs the compensation, as after a failed turn; it is like the turn of a dead letter that was
 never stored. Retry: the failed turn is retried as its dead letter, or a failed compensation is called again. Completed work is not repeated, so the
 commands are idempotent.
 
-*The effect at which an agent waits.* The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn
-that they came too late.
+*The effect for which an agent waits.* The waiting turn consumes one resolution (`durable_turns.py`). Later resolutions have no turn; their
+senders are informed that the resolutions came too late.
 """
 
 from itertools import islice
@@ -49,7 +50,7 @@ _FINISHED = b""
 
 
 def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
-    """Return why the command is refused; "" if it may have its turn."""
+    """Return the reason why the command is refused; "" if it may have its turn."""
     description = f"effect {_shown(request)} of agent {agent.id!r}"
     known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
@@ -87,7 +88,7 @@ def is_compensation_request(request: EffectRetry) -> bool:
 
 
 def dead_letter_number_of(agent: LocalAgent, request: EffectRetry) -> int:
-    """Return the number of the dead letter that is to have its turn; 0: there is none."""
+    """Return the number of the dead letter that the command retries; 0 if there is none."""
     known = _known(agent, request)
     return known.dead_letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
@@ -108,14 +109,14 @@ def compensation_message_of(agent: LocalAgent, request: EffectRetry) -> bytes:
 
 
 def begin_compensation(agent: LocalAgent, request: EffectRetry) -> None:
-    """Detach the effect, since the command's turn has begun: no other turn may rely on it."""
+    """Detach the effect, since the command's turn has begun, and no other turn may rely on the effect from now on."""
     known = _known(agent, request)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
 def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
-    """Return what the agent knows of the effect, or of the one that this compensation undoes."""
+    """Return the agent's record of the effect, or of the effect that this compensation undoes."""
     undone = effect_undone_by(request.key)
     if agent.effects is None or (undone is not None and request.key not in agent.effects.keys):
         return None
@@ -125,7 +126,7 @@ def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
 
 
 def _is_compensated(known: KnownEffect, request: EffectRetry) -> bool:
-    """Return whether the effect is undone. An earlier generation is: else there were no later one."""
+    """Return whether the effect is undone. An earlier generation is undone, since otherwise no later one would exist."""
     _, generation = effect_undone_by(request.key) or (request.key, request.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
@@ -164,7 +165,7 @@ def is_drop(payload: bytes) -> bool:
 
 
 def identity_of(dead_letter: DeadLetterRecord) -> bytes:
-    """Return an identity: the same for the same message of the same sender."""
+    """Return an identity that is the same for the same message of the same sender."""
     return digest_of(dead_letter.sender.encode() + b"\x00" + dead_letter.payload)[:IDENTITY_BYTES]
 
 
@@ -193,7 +194,7 @@ def _compensation_request(payload: bytes) -> EffectRetry | None:
 
 
 def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
-    """Return the command for the dead letter. An effect that failed with its turn knows the turn's dead letter."""
+    """Return the command for the dead letter. An effect that failed with its turn records the turn's dead letter."""
     if not is_effect_request(payload):
         return read_dead_letter_command(payload)
     number = dead_letter_number_of(agent, read_effect_request(payload))
@@ -225,7 +226,7 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
     """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
     if is_effect_resolution(entry[2]):
-        return TARGET_GONE  # its turn would have taken the command
+        return TARGET_GONE  # the effect's turn would have consumed the command
     request = _compensation_request(entry[2])
     if request is not None:
         return settled_compensation(agent, request)
@@ -247,7 +248,7 @@ def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
 
 
 def handled(agent: LocalAgent, word: Entry) -> None:
-    """Remove a dead letter whose turn, or its first segment, succeeded: its client gets the answer to the command."""
+    """Remove a dead letter whose turn, or the turn's first segment, succeeded. Its client gets the answer to the command."""
     request = _compensation_request(word[2])
     if request is not None:
         begin_compensation(agent, request)
@@ -272,7 +273,7 @@ def _take_out(agent: LocalAgent, place: int) -> None:
 
 
 def find_resolution(agent: LocalAgent, seen: int) -> int | None:
-    """Return the place in the mailbox of a resolution of the effect at which the agent waits; the first `seen` were looked at."""
+    """Return the mailbox index of a resolution of the effect for which the agent waits. The first `seen` entries were already checked."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
         return None

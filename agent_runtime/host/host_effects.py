@@ -1,33 +1,31 @@
-"""The part of a host core that runs effects on the outside: payments, mails, orders.
+"""Effects, a part of the host core: runs calls with consequences outside the fleet, such as payments, mails and orders.
 
-Theory of operation
--------------------
-An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`; output commit: Strom and Yemini 1985). A turn that
-requests an effect waits at an entry of its journal. In the same step the agent emits the intent, under a topic reserved for effects, and requests an
-epoch. Once released, the intent is in the state that every recovery goes back to. So no failure undoes a turn that has acted outside, and no action
-needs to be settled afterwards (G12). One step puts the outcome into the journal, into the window of keys (`agent_effects.py`), and among the agent's
-outputs.
+Theory of operation ------------------- An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`;
+output commit: Strom and Yemini 1985). A turn that requests an effect waits for an entry of its journal. In the same step the agent emits
+the intent, under a topic reserved for effects, and requests an epoch. Once released, the intent is part of the state that every recovery
+restores. So no failure undoes a turn that has acted outside, and no outside action has to be reconciled afterwards (G12). One step puts the
+outcome into the journal, into the window of keys (`agent_effects.py`), and among the agent's outputs.
 
-A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will release it:
-an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open effect from a checkpoint is *in
-doubt*, and one of three things happens:
+A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will
+release it, so an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open effect
+from a checkpoint is *in doubt*, and one of three things happens:
 
 - The effect is called again under the same key, which its service must recognize.
 - With a probe, the service is asked first.
 - An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
   the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
 
-An operator's resolution is an input that the waiting turn takes (`dead_letters.py`). "Done" becomes the outcome. "Not done" allows the
-call; but a recovery to before the resolution would take it again, although a call may have been made since. So the resolution is also an output, and
-the call waits until that output is released, as for an intent.
+An operator's resolution is an input that the waiting turn consumes (`dead_letters.py`). "Done" becomes the outcome. "Not done" allows the
+call. But after a recovery to a state before the resolution, the turn would consume it again, although a call may have been made since. So
+the resolution is also an output, and the call waits until that output is released, as for an intent.
 
-A turn that fails permanently leaves its effects behind. Right after it, a turn in the agent's stash undoes those that have compensations, newest
-first; each compensation is an effect like any other. The other effects are recorded as left.
+A turn that fails permanently leaves its effects behind. Right after it, a turn in the agent's stash undoes the effects that have
+compensations, newest first; each compensation is an effect like any other. The other effects are recorded as left.
 
-*Quiesce.* Before agents move or a host stops, the coordinator lets no effect begin, and waits for running calls: otherwise the plan would put them in
-doubt.
+*Quiesce.* Before agents move or a host stops, the coordinator lets no effect begin and waits for running calls. Otherwise the plan would
+put these effects in doubt.
 
-Carries G12. Uniqueness outside depends on services that honour keys: nothing here can fence a call in progress.
+Carries G12. Uniqueness outside depends on services that honour keys: this module cannot fence a call in progress.
 """
 
 import msgspec
@@ -64,18 +62,18 @@ class Effects:
         self._steps = steps
         self.are_refused = self.are_held = False
         self._number = 0
-        """Number of the hold to be answered; 0: none."""
+        """Number of the Quiesce directive that must be answered; 0: none."""
 
     def welcomed(self, *, are_refused: bool) -> None:
-        """Set whether the fleet may do any, as the coordinator says."""
+        """Set whether the fleet may do effects, as the coordinator reports."""
         self.are_refused = are_refused
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here, and the hold."""
+        """End the hold on effects, since a recovery plan ends the history of every agent here."""
         self.are_held, self._number = False, 0
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold effects back, or go on with held ones."""
+        """Hold effects, or continue with held effects."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
             self._tell_quiesced()
@@ -122,7 +120,7 @@ class Effects:
         return f"{opened.key}#{opened.generation}"
 
     def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
-        """Return the same for an effect that need not be called."""
+        """Return the identity of an effect that need not be called."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         return f"{key}#{generation}"
@@ -133,7 +131,7 @@ class Effects:
         assert effects is not None and effects.open is not None
         opened = effects.open
         if opened.is_marked and not opened.is_begun and not opened.is_repeated:
-            effects.is_in_doubt = False  # no incarnation has called it, although it comes from a checkpoint
+            effects.is_in_doubt = False  # no incarnation has called the effect, although it comes from a checkpoint
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
             self._shared.note("error", _needs_people(agent.id, opened))
@@ -142,7 +140,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, opened)
 
     def released(self, agent: LocalAgent) -> None:
-        """Call the open effect, if its intent is among the outputs released."""
+        """Call the open effect if its intent is among the released outputs."""
         effects, turn = agent.effects, agent.turn
         if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
             self._call_if_released(agent, turn, effects, effects.open)
@@ -154,7 +152,7 @@ class Effects:
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        if self.are_held and not effects.is_called:  # a marked effect is called: otherwise it would count as called
+        if self.are_held and not effects.is_called:  # a marked effect must be called, since it would otherwise count as called
             effects.is_ready = True
             return
         effects.is_ready, effects.is_called = False, True
@@ -170,14 +168,14 @@ class Effects:
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Call an effect whose mark is in the log: no later incarnation can assume that it was not called."""
+        """Call an effect whose mark is in the log, so that no later incarnation can assume that the effect was not called."""
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
-        """Record an operator's resolution that the effect was not done. It is called when no recovery can undo the resolution."""
+        """Record an operator's resolution that the effect was not done. The effect is called when no recovery can undo the resolution."""
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
         effects.not_done(1 + agent.outputs.number)
@@ -198,7 +196,7 @@ class Effects:
         self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """End a turn that succeeded: its effects are kept."""
+        """End a turn that succeeded, and keep its effects."""
         if agent.effects is not None:
             agent.effects.turn_ended()
 
@@ -226,7 +224,8 @@ class Effects:
         return undo_payload(to_undo) if to_undo else b""
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
-        """Return the record of an effect of a discarded history that this turn has taken over: the ledger has lost that history's records."""
+        """Return a new record of an effect that this turn has taken over from a discarded history, since the ledger has lost that history's
+        records."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         outside = outside_key(self._shared.cluster, agent.id, key, generation)

@@ -1,9 +1,9 @@
-"""The part of a host core that talks to other hosts: links of the current plan, their streams, frames and windows.
+"""Links, a part of the host core: talks to other hosts over the links of the current plan, with their streams, frames and windows.
 
-Arriving messages go to `mailboxes.py`, departing ones come from `channel_ends.py`, which knows the owner of each channel.
+Arriving messages go to `mailboxes.py`; departing messages come from `channel_ends.py`, which knows the owner of each channel.
 
-A link to a host exists once a channel leads there, or once that host has dialled, and stays until the next plan. Of two hosts the one with the
-smaller id dials. The other one knocks: it asks to be dialled, and repeats the request until it is.
+A link to a host is made when the first channel leads there, or when that host dials, and stays until the next plan. Of two hosts, the one
+with the smaller id dials. The other host knocks: it asks to be dialled, and repeats the request until it is dialled.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,40 +19,40 @@ from snapline.channels.link_events import judge_identity
 from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
-"""Time between two knocks: a peer that has not applied the plan ignores them. The interval grows while the peer is unreachable."""
+"""Time between two knocks; a peer that has not applied the plan ignores knocks. The interval grows while the peer is unreachable."""
 
 
 class ChannelEndsInterface(Protocol):
-    """Interface of the channels' ends that links need."""
+    """Interface that links need from the channel ends."""
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """The peer opens a channel to an agent here."""
+        """Accept a channel that the peer opens to an agent here."""
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Settle what waits for these hosts, whose addresses are known now."""
+        """Open channels that wait for the addresses of these hosts, which are now known."""
 
     def hold(self, peer: Peer) -> None:
-        """Hold the peer's channels: the link is open, but not for all as yet."""
+        """Hold channels to the peer: the link has opened, but some senders may not use it yet."""
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End this inlet: the sender is gone."""
+        """End this inlet, since its sender has left."""
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """End the outlet of this channel: the receiver is gone."""
+        """End the outlet of this channel, since its receiver has left."""
 
 
 class OutletUnparker(Protocol):
-    """Interface of the outlets that links need."""
+    """Interface that links need from the outlets."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Let parked messages go as far as credit and room allow."""
+        """Send parked messages as far as credit and room allow."""
 
 
 class MessageReceiver(Protocol):
-    """Interface of the mailboxes that links need."""
+    """Interface that links need from the mailboxes."""
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Take a message that has arrived."""
+        """Accept a message that has arrived."""
 
 
 class HostLinks:
@@ -75,11 +75,12 @@ class HostLinks:
     def wire(
         self, mode: HostMode, ends: ChannelEndsInterface, outlets: OutletUnparker, mailboxes: MessageReceiver
     ) -> None:
-        """Connect the parts above this one."""
+        """Connect this part to the parts above it."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return a refusal if this peer's stream must not be accepted, else None. Reads only; called by the adapter before it feeds LinkHello."""
+        """Return a refusal if this peer's stream must not be accepted, else None. The method changes no state; the adapter calls it before
+        it feeds LinkHello."""
         shared = self._shared
         peer = shared.peers.get(hello.host)
         if peer is not None and peer.link is not None:
@@ -100,7 +101,7 @@ class HostLinks:
             self._ends.settle_waiting(joined)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
-        """Return the host's roster entry if a link may lead there: both are hosts of the plan that is loaded."""
+        """Return the host's roster entry if a link may lead there, that is, if both hosts belong to the loaded plan."""
         shared = self._shared
         is_linked = host != shared.host and host in shared.plan_hosts and shared.host in shared.plan_hosts
         if not shared.is_loaded or not is_linked:
@@ -120,7 +121,7 @@ class HostLinks:
         )
 
     def to(self, host: str) -> Peer | None:
-        """Return the host with its link, which is opened if there was none; None while the host's address is unknown."""
+        """Return the peer with its link; the link is opened if there is none. None: the host's address is unknown."""
         peer = self._shared.peers.get(host)
         if peer is not None:
             return peer
@@ -142,7 +143,7 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """Knock at the peer. A lost host has no address, until a plan has ended this link too."""
+        """Knock at the peer, unless it has no address: a lost host has none until a plan ends this link too."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -151,17 +152,18 @@ class HostLinks:
             self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """Open a link to the host that asks to be dialled: it has a channel to this host. A host of another plan or generation will knock again."""
+        """Open a link to the host that asks to be dialled, since it has a channel to this host. A host of another plan or generation will
+        knock again."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)
 
     def is_expected(self, host: str) -> bool:
-        """Return whether a stream of this peer would have a link."""
+        """Return whether a stream from this peer would belong to a link."""
         return host in self._shared.peers or (host < self._shared.host and self._entry(host) is not None)
 
     def drop(self) -> None:
-        """Drop all links: the plan that they belonged to is over."""
+        """Drop all links, since their plan has ended."""
         for host in self._shared.peers:
             self._shared.out.append(ev.UndialPeer(host))
         self._shared.peers.clear()
@@ -208,7 +210,7 @@ class HostLinks:
         self._drain(peer)
 
     def tell(self, peer: Peer, event: lk.Event) -> None:
-        """Feed an event to a link, after everything queued for it."""
+        """Feed an event to a link, after all items queued for the link."""
         assert peer.link is not None
         self._flush(peer)
         self._carry(peer, peer.link.handle(self._shared.now, event))
@@ -268,13 +270,13 @@ class HostLinks:
             self._shared.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
-        """Deliver the messages of a frame. The hot path: once for each message."""
+        """Deliver the messages of a frame. This is the hot path, which runs once for each message."""
         inlets, arrive = peer.inlets, self._mailboxes.arrive
         for channel, payload, mark in zip(items.channels, items.payloads, self._mode.marks(items), strict=True):
             arrive(inlets[channel], mark, payload)
 
     def _drain(self, peer: Peer) -> None:
-        """Let parked messages go, channel by channel, since room has grown."""
+        """Send parked messages, channel by channel, since the link has more room."""
         for _ in range(len(peer.waiting)):
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 return
@@ -286,7 +288,7 @@ class HostLinks:
 
     @property
     def has_batch(self) -> bool:
-        """Return whether BatchEnded would change anything: something is queued for a link, waits for room there, or was consumed."""
+        """Return whether BatchEnded would have an effect: items are queued for a link, wait for room there, or were consumed."""
         return any(
             peer.out_channels or peer.owes_consumption_report or peer.waiting for peer in self._shared.peers.values()
         )
@@ -303,7 +305,7 @@ class HostLinks:
                 self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
-        """Hand what is queued for this peer to its link, as one batch of columns."""
+        """Pass the items queued for this peer to its link, as one batch of columns."""
         if not peer.out_channels or peer.link is None:
             return
         sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, *self._mode.columns(peer.out_marks))
