@@ -1,7 +1,7 @@
-"""`snapline.Client`: the API for external programs to talk to a fleet's agents. The adapter of `core.py`.
+"""`snapline.Client`: the API through which external programs talk to a fleet's agents. The class is the adapter of `core.py`.
 
-It holds the payloads, the waiting programs, and the addresses and certificates of its connections; the core decides which host to ask, and
-when.
+The client holds the payloads, the waiting programs, and the addresses and certificates of its connections. The core decides which host to
+ask, and when.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from snapline.messages.status import FleetStatus
 from snapline.security.transport import DEFAULT_DOMAIN, RELOAD_S, Security
 
 CONNECT_S_MAX = 10.0
-"""Longest wait for the coordinator's first answer: an election takes a second or two."""
+"""Longest wait for the coordinator's first answer, in seconds: an election takes a second or two."""
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """Files of a certificate with the role `client` (docs/security.md).
+    """Files for TLS with a client certificate, whose role is `client` (docs/security.md).
 
     Attributes:
         certificate, key: our certificate and key, as PEM files.
-        authority: the certificates that we trust.
+            authority: PEM file of the certificates that we trust.
         domain: the fleet's trust domain.
     """
 
@@ -67,7 +67,7 @@ class Certificates(msgspec.Struct, frozen=True):
 
 
 def address_of(address: str, data_dir: str | Path | None) -> str:
-    """Return the coordinator's address; several replicas are separated by commas.
+    """Return the coordinator's address. The addresses of several replicas are separated by commas.
 
     Raises:
         UsageError: neither argument is given, or both are.
@@ -86,10 +86,10 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
 
 
 def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
-    """Return the security settings for these arguments.
+    """Return the security settings that these arguments describe.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: the arguments contradict each other.
     """
     if tls is None:
         return Security.insecure() if insecure else Security.loopback()
@@ -99,7 +99,7 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
 
 
 class Startable(Protocol):
-    """A client before its first use."""
+    """Interface of a client that waits for the coordinator before its first use."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -109,7 +109,7 @@ _Client = TypeVar("_Client", bound=Startable)
 
 
 async def started(client: _Client) -> _Client:
-    """Return the client, once the coordinator has answered it; raises what `Client.connect` raises."""
+    """Return the client as soon as the coordinator has answered it. Raises the errors of `Client.connect`."""
     try:
         await client.start()
     except BaseException:
@@ -119,7 +119,7 @@ async def started(client: _Client) -> _Client:
 
 
 async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
-    """Check the certificate files periodically; call `renew` when they have changed."""
+    """Check the certificate files periodically; call `renew` whenever they have changed."""
     generation = security.generation
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -130,7 +130,7 @@ async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
 
 
 async def close_later(older: CoordinatorClient) -> None:
-    """Close a replaced client once its pending calls have ended."""
+    """Close a replaced client as soon as its pending calls have ended."""
     try:
         await asyncio.sleep(CALL_S_MAX)
     finally:
@@ -138,14 +138,16 @@ async def close_later(older: CoordinatorClient) -> None:
 
 
 TIMEOUT_S = 30.0
-"""Default time limit of a send: a fleet recovers from a lost host in a few seconds, or in about ten if the host has to restart."""
+"""Default time limit of a send, in seconds. A fleet recovers from a lost host in a few seconds, or in about ten if the host has to
+restart."""
 
 
 class Client:
-    """A connection to a fleet, for external programs; made by `connect`. It belongs to one event loop; all methods may run concurrently.
+    """A connection to a fleet, for external programs; made by `connect`. A client belongs to one event loop; all methods may run
+    concurrently.
 
-    An input that has a receipt takes effect exactly once (docs/clients.md). Inputs from one client to one agent are consumed in the order of
-    the calls. Each input is sent again, with the same key, until it is answered or the time limit is reached.
+    An input with a receipt takes effect exactly once (docs/clients.md). Inputs from one client to one agent are consumed in the order of
+    the calls. The client sends each input again, with the same key, until a host answers or the time limit is reached.
     """
 
     def __init__(self, address: str, security: Security, name: str) -> None:
@@ -173,9 +175,9 @@ class Client:
         """Connect to the fleet whose coordinator listens at `address`, or to the local fleet in `data_dir`.
 
         Args:
-            address: HOST:PORT; for several replicas all of them, separated by commas.
-            tls: our certificate and the authority we trust; without it, only connections to this machine are allowed.
-            insecure: use plaintext to other machines; only for isolated networks.
+                address: HOST:PORT of the coordinator; for several replicas all addresses, separated by commas.
+                tls: our certificate and the authority that we trust. Without `tls`, only connections to this machine are allowed.
+            insecure: use unencrypted connections to other machines; only for isolated networks.
             name: sender of the inputs, for display; a certificate's name overrides it.
 
         Raises:
@@ -185,7 +187,7 @@ class Client:
         return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
 
     async def start(self) -> None:
-        """Wait for the coordinator's first answer. Called by `connect`."""
+        """Wait for the coordinator's first answer. `connect` calls this method."""
         await retry_until_available(lambda: self._coordinator.locate((), CONNECT_S_MAX))
         if self._security.is_tls:
             self._reloading = asyncio.create_task(keep_reloading(self._security, self._renew))
@@ -197,7 +199,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Pending sends end, as unknown if they may have been accepted. Pending asks end too."""
+        """Close the connections. Pending asks end. Pending sends end too; if an input may have been accepted, its outcome is unknown."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -209,19 +211,19 @@ class Client:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """Send an input to an agent; return when it is durable in the fleet's log.
+        """Send an input to an agent; return when the input is durable in the fleet's log.
 
         Args:
-            message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: its type's name and
-                its JSON fields, which the host converts.
-            key: idempotency key of 1 to 128 characters. A send with the same key is the same input, so a send with an unknown outcome can be
-                repeated. The default is a random key, which the receipt and every error contain.
+                message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: the name of the type
+                    and the JSON fields, which the host converts.
+                key: idempotency key of 1 to 128 characters. Sends with the same key are the same input, so a send with an unknown outcome
+                    can be repeated. The default is a random key, which the receipt and every error contain.
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
             InputUnknownError: the input may have been accepted; repeat the send with `error.key`.
             InputRejectedError: the input was not accepted in time.
-            InputRefusedError: the input can never be accepted: the agent has no handler for it, it does not match its declaration, or its
+            InputRefusedError: the input can never be accepted: the agent has no handler for it, its fields do not match its type, or its
                 key was used for another input.
             AgentMissingError: the agent does not exist, or has stopped.
             FleetEndedError: the fleet has ended.
@@ -235,12 +237,12 @@ class Client:
     async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
         """Send many inputs, each `(agent, message)` or `(agent, message, key)`; return their receipts, in order.
 
-        Inputs for one host share requests. Inputs to one agent keep their order; a refused input does not stop the others.
+        Inputs for one host share requests. Inputs to one agent keep their order. A refused input does not stop the others.
 
         Raises:
-            InputsError: some inputs have no receipt; `error.outcomes` has a receipt or an error for each. If you supplied the keys, it is
-                safe to send all of them again.
-            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent; none was sent.
+            InputsError: some inputs have no receipt; `error.outcomes` holds a receipt or an error for each input. If you supplied the
+                keys, it is safe to send all of them again.
+            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent, and no message was sent.
         """
         checked_inputs = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
         outcomes = await self._sends.outcomes(checked_inputs, timeout_s)
@@ -262,21 +264,23 @@ class Client:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Send an agent an input as `send` does, and wait for the answer of its turn (`ctx.reply`).
+        """Send an input to an agent as `send` does, and wait for the answer that the input's turn gives (`ctx.reply`).
 
-        The answer is final: it is returned when a complete snapshot holds the turn. A repeated ask with the same key returns the same answer.
+        The answer is final: `ask` returns it when a complete snapshot holds the turn. A repeated ask with the same key returns the same
+            answer.
 
         Args:
-            early: return the answer as soon as the turn has ended. A recovery may undo that turn; its input then takes effect again, and
-                the answer may differ.
+                early: return the answer as soon as the turn has ended. A recovery may undo that turn; the input then takes effect again,
+                    and the answer may differ.
             timeout_s: time limit for the whole ask.
-            reply_type: class of the answer; without it the reply holds plain values.
+            reply_type: class of the answer. Without this class the reply holds plain values.
 
         Raises:
-            AnswerMissingError: the input was accepted, but its answer was not available in time, or no longer is; ask again with `error.key`.
+            AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored; ask again with
+                `error.key`.
             InputDeadLetteredError: the input was accepted, and became a dead letter.
             EncodingError: the answer does not match `reply_type`.
-            InputUnknownError: as in `send`, like all its other errors.
+            InputUnknownError: as in `send`, whose other errors may be raised too.
         """
         reader, checked_input = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -289,7 +293,7 @@ class Client:
             if isinstance(receipt, SnaplineError):
                 raise receipt
             ending = await asking
-            if ending.ending == ev.FORGOTTEN:  # the host was asked before it had received the input
+            if ending.ending == ev.FORGOTTEN:  # The host was asked before it had received the input.
                 ending = await self._asking.wait_for_answer_to(receipt, deadline_s, is_early=early)
         finally:
             giving.cancel()
@@ -310,19 +314,22 @@ class Client:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> AsyncGenerator[Output | OutputsReverted, None]:
-        """Yield the external outputs of agents (`ctx.emit`), in order, each once, when a complete snapshot holds it.
+        """Yield the external outputs of agents (`ctx.emit`) in order. Each output is yielded once, after a complete snapshot holds it.
 
         Args:
-            topic: only outputs of this topic; empty: all topics that agents have named. `@effects` is the ledger of effects.
-            after: cursor of an output; start after it; empty: start at the oldest stored output.
-            consumer: start at the position that this consumer has `acknowledge`d; unacknowledged outputs are retained for it, for a week at most.
-            message_type: class of the messages; without it they are plain values.
-            follow: continue until the fleet ends; otherwise until all outputs released so far are read.
+                topic: only outputs of this topic; empty for all topics that agents have named. `@effects` is the topic of the ledger of
+                    effects.
+                after: cursor of the output after which to start; empty to start at the oldest stored output.
+                consumer: start at the position that this consumer has `acknowledge`d. Outputs that the consumer has not acknowledged are
+                    retained, for a week at most.
+            message_type: class of the messages. Without this class the messages are plain values.
+                follow: continue until the fleet ends. If False, stop after all outputs released so far.
             timeout_s: longest time without a reply from the coordinator.
 
         Raises:
             NotFoundError: the outputs after the cursor were deleted.
-            UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message is not of this type.
+            UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message is not of
+                `message_type`.
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for `timeout_s`.
             DamagedDataError: a file is damaged.
         """
@@ -330,33 +337,38 @@ class Client:
         return requested_outputs(lambda: self._coordinator, request)
 
     async def effects(self) -> list[Effect]:
-        """Return the external effects of agents (`ctx.effect`) and their outcomes, as far as snapshots hold them. Raises as `outputs`.
+        """Return the external effects of agents (`ctx.effect`) and their outcomes, as far as snapshots hold them. Raises the errors of
+        `outputs`.
 
-        If this client may inspect agents, hosts supply the state of unfinished effects. If a host does not answer, its effects are "open".
+        If this client may inspect agents, hosts report the state of unfinished effects. If a host does not answer, the state of its
+        effects is "open".
         """
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(records), open_effects)
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Record that a named consumer has processed all outputs up to this output or cursor; `outputs` starts after it. Positions never go back."""
+        """Record that a named consumer has processed all outputs up to this output or cursor, after which `outputs` continues. Positions
+        never go back."""
         cursor = had if isinstance(had, str) else had.cursor
         await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
     async def status(self) -> FleetStatus:
-        """Return the state of the fleet."""
+        """Return the status of the fleet."""
         return await retry_until_available(lambda: self._coordinator.status())
 
     async def agents(self) -> list[LocatedAgent]:
-        """Return the agents that take turns, and where each of them lives, sorted."""
+        """Return the agents that take turns, sorted, and the location of each."""
         return list((await retry_until_available(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
-        """Return pending work, as hosts see it: `agents` with an unfinished durable turn, inputs or dead letters, at most 500 of each host.
+        """Return pending work as hosts see it. `agents` holds at most 500 agents of each host with an unfinished durable turn, inputs or
+        dead letters.
 
-        `more`: number of agents omitted; `silent_hosts`: hosts without an answer within 2 s, or of an older release; `effects`: effects waited for.
+        `more` is the number of agents omitted. `silent_hosts` are hosts that did not answer within 2 s or run an older release. `effects`
+        are the effects that agents wait for.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
@@ -366,8 +378,8 @@ class Client:
         """Take a snapshot now; return when it is complete. The result is the document that `snapline snapshot create -o json` prints.
 
         Raises:
-            SnapshotAbortedError: its epoch was aborted, or no epoch can begin; the error has the reason.
-            UnknownOutcomeError: no answer in time: the snapshot may exist now or later. It is harmless to repeat the call.
+            SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can begin; the error contains the reason.
+                UnknownOutcomeError: no answer arrived in time, and the snapshot may exist now or later. Repeating the call is harmless.
             CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
         """
         check_timeout(timeout_s)
@@ -378,10 +390,12 @@ class Client:
     ) -> dict[str, object]:
         """Restore the fleet permanently to a snapshot (an epoch, a tag, "last"); later work is undone (docs/going-back.md).
 
-        Return when the plan is committed: the document of `snapline recovery restore -o json`. `drop_inputs`: drop unconsumed inputs.
+        Return when the plan is committed. The result is the document of `snapline recovery restore -o json`. `drop_inputs` drops
+        unconsumed inputs.
 
         Raises:
-            NotFoundError, UsageError: no such snapshot, it cannot be restored, or no permission. ExternalFailureError: not possible now.
+                NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
+                ExternalFailureError: the restore is not possible now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
@@ -390,16 +404,17 @@ class Client:
         )
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Return the recovery line if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
+        """Return the recovery line if `failed` failed now: a mapping, the document that `snapline recovery line -o json` prints.
 
-        With certificates it requires the role `viewer`, `operator` or `admin`.
+        With certificates, this method requires the role `viewer`, `operator` or `admin`.
 
         Args:
-            failed: agents; `host:h1` means all agents of that host. Empty: all agents fail.
+                failed: ids of agents; `host:h1` means all agents of that host. If empty, all agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
-            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: no coordinator answers, or it cannot compute the line now.
+            UnknownOutcomeError: no answer arrived in time. CoordinatorUnavailableError: no coordinator answers, or the line cannot be
+                computed now.
         """
         check_timeout(timeout_s)
         return RecoveryLine(
@@ -411,17 +426,19 @@ class Client:
     async def state(
         self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
     ) -> AgentState:
-        """Return the state of an agent in the newest complete snapshot, as plain values, from a host. Requires any role that may read.
+        """Return the state of an agent in the newest complete snapshot, as plain values. A host supplies the state. Requires any role
+        that may read.
 
         Args:
-            live: return the current state instead, between two turns; waits for the end of the present turn. A recovery may undo that state.
+                live: return the current state between two turns instead; waits for the end of the running turn. A recovery may undo that
+                    state.
             field: path of the only value to return, such as `mind.notes[3].text`.
 
         Raises:
             AgentMissingError: the agent does not exist, has stopped, or is not in that snapshot.
-            NotFoundError: there is no snapshot yet, or no such field.
+            NotFoundError: there is no snapshot yet, or the state has no such field.
             UsageError: the state takes more than 16 MiB of JSON, or this client has no permission.
-            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; the call changes nothing.
+            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; the call has changed nothing.
             DamagedDataError, StoreError: as raised by the host.
         """
         check_timeout(timeout_s)
@@ -430,7 +447,7 @@ class Client:
         return msgspec.json.decode(reply, type=AgentState)
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Describe an agent: the document that `snapline agent describe -o json` prints. Raises the errors of `state`."""
+        """Describe an agent. The result is the document that `snapline agent describe -o json` prints. Raises the errors of `state`."""
         check_timeout(timeout_s)
         reply = await ask_until_answered(
             lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s
@@ -440,13 +457,13 @@ class Client:
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Give dead letters of an agent another turn, once each and in order; None: all current ones.
+        """Give each selected dead letter of an agent another turn, once and in order. If `numbers` is None, all current ones are selected.
 
-        Return when a complete snapshot holds those turns. With certificates it requires the role `operator` or `admin`.
+        Return when a complete snapshot holds those turns. With certificates, this method requires the role `operator` or `admin`.
 
         Raises:
             NotFoundError: the agent has no dead letter of a given number. AgentMissingError: the agent does not exist, or has stopped.
-            InputUnknownError: not all outcomes are known in time; it is harmless to repeat the call, since settled dead letters are gone.
+                InputUnknownError: some outcomes are not known in time. Repeating the call is harmless, since settled dead letters are gone.
             FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
@@ -454,7 +471,7 @@ class Client:
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Drop dead letters of an agent. They remain in its count. Otherwise as `retry_dead_letters`."""
+        """Drop dead letters of an agent, which remain in the agent's count. Otherwise this method works as `retry_dead_letters`."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
@@ -469,12 +486,14 @@ class Client:
     ) -> None:
         """Resolve, once, an effect in doubt for which its agent waits (docs/effects.md). Requires the roles of `retry_dead_letters`.
 
-        `result`: what its function would have returned, as plain values. `not_done`: it was not done; it is called again once a complete
-        snapshot holds this resolution.
+        `result` is the value that the effect's function would have returned, as plain values. `not_done` states that the effect was not
+        executed. The effect is then called again, once a complete snapshot holds this resolution.
 
         Raises:
-            NotFoundError, UsageError: the agent does not wait for it, it needs no resolution, or this client has no permission.
-            AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; it is harmless to repeat the call.
+            NotFoundError, UsageError: the agent does not wait for the effect, the effect needs no resolution, or this client has no
+                permission.
+                AgentMissingError, FleetEndedError: no agent accepts the resolution. InputUnknownError: the outcome is not known in time;
+                    repeating the call is harmless.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.resolution_command_for(
@@ -483,21 +502,24 @@ class Client:
         await self._send_command(command, key, deadline_s, is_early=True)
 
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Retry one of these: a failed effect, in a new turn of the dead letter that its turn became; a failed compensation; or an effect in
-        doubt that waits for an operator. Return when the retry has ended, or, for an effect in doubt, when its call is certain.
-        `key`: as `effects` names it; with `#2` for a second generation.
+        """Retry a failed effect, a failed compensation, or an effect in doubt that waits for an operator.
+
+        A failed effect is retried in a new turn of the dead letter that its turn became. Return when the retry has ended, or, for an
+        effect in doubt, when its call is certain. `key` is the key that `effects` shows, with `#2` for a second generation.
 
         Raises:
-            UsageError: the effect cannot be retried, with the reason, or no permission. NotFoundError: the agent waits for another effect.
-            InputDeadLetteredError: it failed again, and is a new dead letter. Other errors as `resolve_effect`.
+            UsageError: the effect cannot be retried, for the given reason, or this client has no permission. NotFoundError: the agent
+                waits for another effect.
+                InputDeadLetteredError: the effect failed again, and is a new dead letter. Other errors are those of `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.retry_command_for(agent, key, await self.describe(agent, timeout_s))
         await self._send_command(command, key, deadline_s, is_early=not operator_commands.is_retry_or_undo(command))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Undo an effect with its compensation, even after its turn ended well; the agent is not notified. A later request reruns the effect.
-        Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises as `retry_effect`."""
+        """Undo an effect with its compensation, even after the effect's turn ended successfully. The agent is not notified. A later request
+        executes the effect again. Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises the
+        errors of `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._send_command(operator_commands.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)
 
@@ -513,7 +535,7 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
-        except Exception as error:  # a bug of ours: no caller may wait forever because of it
+        except Exception as error:  # This is a bug in snapline: no caller may wait forever because of it.
             fail_all([*[each.ending for each in self._sends.waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:
@@ -544,12 +566,12 @@ class Client:
         self._feed(await request)
 
     def _renew(self) -> None:
-        """Use new certificates for new connections; pending calls continue on the old ones."""
+        """Use new certificates for new connections. Pending calls continue on the old connections."""
         self._hosts.renew()
         old_coordinator, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
         self._start(close_later(old_coordinator))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
-    """Return a client once the coordinator has answered it; raises what `Client.connect` raises."""
+    """Return a client as soon as the coordinator has answered it. Raises the errors of `Client.connect`."""
     return await started(Client(address, security, check_id(name, "client")))

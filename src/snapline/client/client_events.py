@@ -1,7 +1,7 @@
 """Events and commands of a client's core.
 
-The adapter assigns numbers to sends, the core to requests. Each LookUpAgents is answered exactly once by AgentsFound or LookupFailed, each
-OfferInputs by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or RequestFailed.
+The adapter assigns numbers to sends; the core assigns numbers to requests. AgentsFound or LookupFailed answers each LookUpAgents exactly
+once, RequestAnswered or RequestFailed each OfferInputs, and AnswerHeard or RequestFailed each AskHost.
 """
 
 import msgspec
@@ -15,18 +15,18 @@ ANSWERED, BURIED, FORGOTTEN, LATE = "answered", "buried", "forgotten", "late"
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base of the core's events."""
+    """Base class of the events that the core handles."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base of the core's commands."""
+    """Base class of the commands that the core returns."""
 
 
 # ---- from the program ---------------------------------------------------------------------------------------------
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """One input from the program to an agent. The adapter holds its key and payload."""
+    """One input from the program to an agent. The adapter holds the input's key and payload."""
 
     send: int
     agent: str
@@ -35,13 +35,13 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsGiven(Event, frozen=True, gc=False):
-    """Inputs of the program, in the order of their delivery to each agent."""
+    """The program has sent inputs, in the order of their delivery to each agent."""
 
     sends: tuple[Send, ...]
 
 
 class SendsDropped(Event, frozen=True, gc=False):
-    """Sends that no program waits for any more."""
+    """The program no longer waits for these sends."""
 
     sends: tuple[int, ...]
 
@@ -55,7 +55,7 @@ class AnswerRequested(Event, frozen=True, gc=False):
 
 
 class AskDropped(Event, frozen=True, gc=False):
-    """An ask that no program waits for any more."""
+    """The program no longer waits for this ask."""
 
     ask: int
 
@@ -73,7 +73,7 @@ class AgentsFound(Event, frozen=True, gc=False):
 
 
 class LookupFailed(Event, frozen=True, gc=False):
-    """Agents could not be looked up. `is_final`: every attempt would fail."""
+    """Agents could not be looked up. `is_final` means that every attempt would fail."""
 
     request: int
     reason: str
@@ -81,21 +81,22 @@ class LookupFailed(Event, frozen=True, gc=False):
 
 
 class RequestAnswered(Event, frozen=True, gc=False):
-    """One outcome for each send, in the order of the request."""
+    """A host has answered a request with one outcome for each send, in the order of the request."""
 
     request: int
     outcomes: tuple[InputOutcome, ...]
 
 
 class AnswerHeard(Event, frozen=True, gc=False):
-    """Outcome of an input, as reported by a host."""
+    """A host has reported the outcome of an input."""
 
     request: int
     outcome: AskOutcome
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """Request without an answer. `is_unsent`: the host has certainly accepted none of it. `is_final`: every attempt would fail."""
+    """A request ended without an answer. `is_unsent`: the host has certainly accepted no input of it. `is_final`: every attempt would
+    fail."""
 
     request: int
     reason: str
@@ -104,14 +105,14 @@ class RequestFailed(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The time `wakeup_ns` is reached."""
+    """The clock has reached the time `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class LookUpAgents(Command, frozen=True, gc=False):
-    """Ask the coordinator for the places of these agents, within the limit."""
+    """Ask the coordinator for the locations of these agents, within the time limit."""
 
     request: int
     agents: tuple[str, ...]
@@ -119,7 +120,7 @@ class LookUpAgents(Command, frozen=True, gc=False):
 
 
 class OfferInputs(Command, frozen=True, gc=False):
-    """Offer these inputs to a host, in this order, and wait for its answer within the limit."""
+    """Offer these inputs to a host, in this order, and wait for the host's answer within the time limit."""
 
     request: int
     host: str
@@ -129,7 +130,7 @@ class OfferInputs(Command, frozen=True, gc=False):
 
 
 class AskHost(Command, frozen=True, gc=False):
-    """Wait for the answer from a host, within the limit."""
+    """Wait for a host's answer to an ask, within the time limit."""
 
     request: int
     host: str
@@ -139,12 +140,12 @@ class AskHost(Command, frozen=True, gc=False):
 
 
 class FinishAsk(Command, frozen=True, gc=False):
-    """Outcome of an ask.
+    """Report the outcome of an ask to the program.
 
     Attributes:
-        ending: "answered"; "buried": the input is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": the deadline
-            has passed; "missing", "ended", "denied" as for a send.
-        reason: a readable sentence without its full stop.
+            ending: "answered"; "buried": the input is a dead letter; "forgotten": the agent does not know the key, or has stopped;
+                "late": the deadline has passed; "missing", "ended" and "denied" as for a send.
+        reason: a readable sentence without the full stop.
         outcome: the host's outcome, for the first two endings.
     """
 
@@ -155,14 +156,15 @@ class FinishAsk(Command, frozen=True, gc=False):
 
 
 class FinishSend(Command, frozen=True, gc=False):
-    """Outcome of a send.
+    """Report the outcome of a send to the program.
 
     Attributes:
         ending: "taken": accepted; "refused" permanently; "missing": the agent does not exist; "ended": the fleet has ended; "denied":
-            this client has no permission; "unknown": the input may have been accepted; "not taken": it was certainly not accepted in time.
-        reason: a readable sentence without its full stop.
-        number: number of the input, among those of its agent.
-        is_repeated: the key was known before.
+            this client has no permission; "unknown": the input may have been accepted; "not taken": the input was certainly not accepted
+            in time.
+        reason: a readable sentence without the full stop.
+        number: number of the input among the inputs of its agent.
+        is_repeated: the host knew the key before this request.
     """
 
     send: int

@@ -1,4 +1,4 @@
-"""Decisions of a fleet's client: which host to ask, when to retry, and the outcome of a send. No I/O.
+"""Core of a fleet's client: decides which host to ask, when to retry, and the outcome of each send. The core does no I/O.
 
 Problem
 -------
@@ -8,35 +8,35 @@ Another host may then own the agent, and only the coordinator knows which. Reque
 Model
 -----
 A host that owns the agent answers "accepted" or "repeated" if and only if the input is durable in its log. It recognizes inputs by their
-keys and never accepts one twice. "retry" means that this request did not get the input accepted, "refused" that it never will be. An
+keys and never accepts one twice. "retry" means that the host has not accepted the input in this request, "refused" that it never will. An
 answered request was received once. A missing answer proves nothing: the input may have been accepted, or may be accepted later, while
 the request is in transit. Within one request, a host decides the inputs of one agent in order: after a "retry", it accepts none of the
 inputs of that agent that follow.
 
 Rules
 -----
-1. *A receipt is a host's answer.* A send ends as accepted upon "accepted" or "repeated", and in no other way.
+1. *A receipt is a host's answer.* A send ends as accepted after "accepted" or "repeated", and in no other way.
 2. *Repeating a key is always safe*, so a send without a final answer is retried with the same key until its time limit.
-3. *Order.* At most one request per agent is in flight, and inputs that it leaves undecided come first in the next one. So the inputs
-   that have a receipt are numbered in the order in which they were given. An input that ended as unknown may still be accepted at
+3. *Order.* At most one request per agent is in flight. Inputs that a request leaves undecided come first in the next request. So the inputs
+   that have a receipt are numbered in the order in which the program sent them. An input that ended as unknown may still be accepted at
    any later position.
-4. *Doubt stays.* Once a request that contained a send has ended without an answer, that send ends as accepted or as unknown: a later
+4. *Doubt stays.* Once a request that contained a send has ended without an answer, that send ends as accepted or as unknown. A later
    refusal is about the later request only.
-5. *Every send ends*, at its deadline at the latest.
+5. *Every send ends*, at the latest at its deadline.
 
-The client remembers an agent's place until a host rejects its inputs. A host that knows a newer place names it. The first redirect is
-followed immediately; further ones wait, since two hosts may redirect to each other. All other retries wait, with exponential backoff and
-jitter from the client's seed, so that clients of a lost host do not all return at once.
+The client remembers an agent's place until a host rejects the agent's inputs. A host that knows a newer place names that place. The first
+redirect is followed immediately; further ones wait, since two hosts may redirect to each other. All other retries wait, with exponential
+backoff and jitter from the client's seed, so that clients of a lost host do not all return at once.
 
 Sends that arrive while requests are in flight are batched into the next request to their host; no other send waits for a batch to fill.
 
 Answers. An ask waits for the answer to an accepted input (`OpenAsks`). The host that owns the agent reports the outcome of an input once it
 may be released. Until then the client repeats its request to that host: after "retry", after a call without an answer, and after a long
-call. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends, at its deadline at the latest.
+call. A request for an answer changes nothing and may be repeated at any time. Every ask ends, at the latest at its deadline.
 
 The caller's duties:
 1. Carry out commands in order. Answer each request exactly once and within its limit.
-2. Feed TimerFired at `wakeup_ns` or later.
+2. Pass TimerFired to the core at `wakeup_ns` or later.
 3. Offer a send with the same key and the same payload in every request.
 """
 
@@ -53,14 +53,14 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, AskOutcome, InputOutcome
 
 ASKS_AT_ONCE = 32
-"""Largest number of concurrent asks of one host: each is a call, a connection allows 64 calls, and inputs share the connection."""
+"""Largest number of concurrent asks of one host. Each ask is a call, a connection allows 64 calls, and inputs share the connection."""
 
 ASK_ATTEMPT_NS = 10_000_000_000
 """Longest time of one call. Keepalive detects an unreachable host sooner; this limit is for a live host that no longer owns the agent."""
 
 
 class _Ask:
-    """An open ask. `stage`: "lost", "finding", "ready", "out" or "resting"; `failures`: failures in a row."""
+    """An open ask. `stage` is "lost", "finding", "ready", "out" or "resting"; `failures` is the number of consecutive failures."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -74,7 +74,7 @@ class _Ask:
 
 
 class OpenAsks:
-    """Open asks of one client. `number`: assigns numbers to requests. Sends and asks share the known places of agents."""
+    """Open asks of one client. `number` assigns numbers to requests. Sends and asks share the known places of agents."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:
         self._queues = queues
@@ -84,9 +84,9 @@ class OpenAsks:
         self._deadlines: list[tuple[int, int]] = []
         self._rests: list[tuple[int, int]] = []
         self._finding: dict[int, tuple[int, ...]] = {}
-        """The current request that looks up agents, at most one, and the asks that wait for it."""
+        """The request that looks up agents now, at most one, and the asks that wait for its answer."""
         self._out: dict[int, tuple[Place, int]] = {}
-        """Request → host and ask; the ask may have ended already."""
+        """Request → host and ask. The ask may have ended already."""
 
     def owns(self, request: int) -> bool:
         """Return whether this object made the request."""
@@ -100,7 +100,7 @@ class OpenAsks:
         self._go(ask)
 
     def drop(self, ask: int) -> None:
-        """Drop an ask that is no longer waited for."""
+        """Drop an ask that no program waits for any more."""
         self._asks.pop(ask, None)
 
     def close(self, reason: str) -> list[ev.Command]:
@@ -157,7 +157,7 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: Place, now_ns: int) -> None:
-        """Ask the host named in the reply, or look up the agent. The first retry is immediate."""
+        """Ask the host named in the reply, or look up the agent. The first retry is immediate; later ones wait."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -185,7 +185,7 @@ class OpenAsks:
     # ---- after every event ----------------------------------------------------------------------------------------
 
     def evaluate(self, now_ns: int) -> list[ev.Command]:
-        """Return the commands that follow from the current time and the state."""
+        """Return the commands that follow from the current time and the asks' stages."""
         commands: list[ev.Command] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             expired = self._asks.get(heapq.heappop(self._deadlines)[1])
@@ -227,7 +227,7 @@ class OpenAsks:
         for ask in [ask for ask in self._asks.values() if ask.stage == "ready"]:
             agent_place = self._queues.places.get(ask.agent)
             if agent_place is None:
-                ask.stage = "lost"  # a call of another ask has failed meanwhile
+                ask.stage = "lost"  # a call of another ask has failed meanwhile and forgotten the place
             elif calls_at.get(agent_place, 0) < ASKS_AT_ONCE:
                 calls_at[agent_place] = calls_at.get(agent_place, 0) + 1
                 request = self._number()
@@ -256,7 +256,7 @@ class OpenAsks:
         return [self._asks[ask] for ask in asks if ask in self._asks]
 
     def validate(self) -> None:
-        """Cross-check the tables; raise AssertionError if they are inconsistent."""
+        """Check the tables against each other; raise AssertionError if they are inconsistent."""
         out = sorted([ask for _, ask in self._out.values() if ask in self._asks])
         finding = sorted([ask for asks in self._finding.values() for ask in asks if ask in self._asks])
         resting = {ask for _, ask in self._rests}
@@ -275,11 +275,11 @@ def _longest_ns(asks: Iterable[_Ask], now_ns: int) -> int:
 
 
 REQUESTS_MAX = 4
-"""Largest number of requests in flight to one host: its log writes one batch at a time, while the next ones may travel."""
+"""Largest number of requests in flight to one host. The host's log writes one batch at a time, while the next requests may travel."""
 
 ATTEMPT_NS = 5_000_000_000
-"""Longest time of one request: keepalive detects a dead or frozen host in about that time, and a slower store is in trouble. After that,
-it is better to look up the agent's owner again."""
+"""Longest time of one request. Keepalive detects a dead or frozen host in about that time, and a store that is slower has a fault. After
+that time the client looks up the agent's owner again."""
 
 CLOSED = "the client was closed"
 
@@ -292,7 +292,7 @@ class _Request(msgspec.Struct):
 
 
 class ClientCore:
-    """Decisions of one client. `handle` is the only entry; `seed`: seed of its backoff."""
+    """Decisions of one client. `handle` is the only entry; `seed` is the seed of the random backoff."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0
@@ -301,14 +301,14 @@ class ClientCore:
         self._requests_made = 0
         self._queues = AgentQueues(seed)
         self._entries: dict[int, Entry] = {}
-        """Open sends."""
+        """Open sends by number."""
         self._deadlines: list[tuple[int, int]] = []
-        """Heap of deadline and send."""
+        """Heap of pairs of deadline and send."""
         self._finding: dict[int, list[AgentQueue]] = {}
-        """The current request that looks up agents; at most one."""
+        """The request that looks up agents now, at most one, and the queues that wait for it."""
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[Place, int] = {}
-        """Requests to each host."""
+        """Number of requests in flight to each host."""
         self._asks = OpenAsks(self._queues, seed, self._next_request)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.InputsGiven: self._on_inputs_given,
@@ -325,7 +325,7 @@ class ClientCore:
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
-        """Handle one event; return the commands, in order."""
+        """Handle one event; return the commands to carry out, in order."""
         self._now = now_ns
         out: list[ev.Command] = []
         self._out = out
@@ -390,7 +390,7 @@ class ClientCore:
                 self._settle(queue, places.get(queue.agent), reply.phase)
 
     def _settle(self, queue: AgentQueue, found: LocatedAgent | None, phase: str) -> None:
-        """Act on the place found for one agent."""
+        """Process the lookup result for one agent."""
         if found is None or found.state not in ("alive", "left", "unknown"):
             self._rest(queue, f"the fleet is {phase}, and agent {queue.agent} has no host just now")
         elif found.state == "alive":
@@ -479,7 +479,7 @@ class ClientCore:
             self._end_queue(self._queue_of(agent), ev.DENIED, event.reason)
 
     def _fail(self, request: _Request, reason: str, *, is_unsent: bool = False) -> None:
-        """Handle a failed request: the outcomes of its sends are unknown, unless nothing was sent."""
+        """Handle a failed request. The outcomes of its sends are unknown, unless nothing was sent."""
         entries: dict[str, list[Entry]] = {}
         for entry in request.entries:
             entry.is_in_doubt = entry.is_in_doubt or not is_unsent
@@ -528,7 +528,7 @@ class ClientCore:
                 self._out.append(ev.OfferInputs(number, *place, sends, self._limit_ns(entries)))
 
     def _limit_ns(self, entries: Iterable[Entry]) -> int:
-        """Return the time limit of a request: until the last deadline of its sends."""
+        """Return the time limit of a request, which ends at the last deadline of its sends."""
         return min(ATTEMPT_NS, max([entry.deadline_ns for entry in entries]) - self._now)
 
     def _next_request(self) -> int:
@@ -548,7 +548,7 @@ class ClientCore:
         self._queues.retire(queue)
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        """End a send without an answer. A send in a request may have been accepted."""
+        """End a send without an answer. If a request contained the send, the input may have been accepted."""
         if not self._queues.take_out(entry):
             entry.is_in_doubt = True
         self._end(entry, ev.NOT_TAKEN, reason)
@@ -563,7 +563,7 @@ class ClientCore:
         entry.is_over = True
 
     def _queue_of(self, agent: str) -> AgentQueue:
-        """Return the queue of an agent that has an open send, or a send in a request."""
+        """Return the queue of an agent that has an open send or a send in a request."""
         queue = self._queues.of(agent)
         assert queue is not None, f"no queue for {agent}"
         return queue
@@ -571,7 +571,7 @@ class ClientCore:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Cross-check all invariants; raise AssertionError for the first that does not hold."""
+        """Check all invariants; raise AssertionError for the first that does not hold."""
         agents_out = [agent for x in self._requests.values() for agent in dict.fromkeys([y.agent for y in x.entries])]
         assert len(agents_out) == len(dict.fromkeys(agents_out)), "an agent in two requests"
         finding = {queue.agent for queues in self._finding.values() for queue in queues}
@@ -585,4 +585,4 @@ class ClientCore:
 
 
 def _nothing(_event: ev.Event) -> None:
-    """Do nothing: the checks after every event also handle the passing of time."""
+    """Do nothing. The checks after every event also handle the passing of time."""

@@ -1,13 +1,14 @@
-"""Calls of a client to hosts: one connection to each, requests, and questions about one agent.
+"""Calls from a client to hosts: one connection to each host, requests with inputs, and questions about one agent.
 
-A host processes a request when it has received the last message of its stream. So a call that failed before the connection was made, or before
-that message was written, has certainly changed nothing; after that, its outcome is unknown.
+A host processes a request when it has received the last message of the request's stream. So a call that failed before the connection was
+made, or before that message was written, has certainly changed nothing. If the call fails later, its outcome is unknown.
 
-Most requests are a single message and use a unary call, which is the same on the wire. If writing to a stream fails because the host
-has ended the call, gRPC no longer reports why (`tests/access/world.py` calls it unheard).
+Most requests are a single message and use a unary call, which is the same on the wire. If writing to a stream fails because the host has
+ended the call, gRPC does not report the reason (`tests/access/world.py` calls such a call unheard).
 
-Only the agent's owner knows its live state and its description. Any host can read a saved state, but the owner is asked first, since its
-cache is warm; other hosts are asked while the owner is lost. Questions change nothing, so failed ones are repeated until the time limit.
+Only the agent's owner knows the agent's live state and description. Any host can read a saved state, but the owner is asked first, since
+its cache is warm. Other hosts are asked while the owner is lost. Questions change nothing, so failed ones are repeated until the time
+limit.
 """
 
 import asyncio
@@ -58,26 +59,26 @@ from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256
-"""Largest number of open connections: as many as a fleet may have hosts. Above it, the least recently used ones are closed."""
+"""Largest number of open connections: as many as a fleet may have hosts. Above this number, the least recently used ones are closed."""
 
 CONNECT_S_MAX = 2.0
-"""Longest wait for a connection, the same as for links."""
+"""Longest wait for a connection in seconds, the same as for links between hosts."""
 
 FAILURES_MAX = 20
-"""Consecutive failures after which a connection is dropped; otherwise a host that is gone would be dialled forever. Until then it is reused,
-since its time limit for slow handshakes grows."""
+"""Consecutive failures after which a connection is dropped, so that a host that is gone is not dialled forever. Until then the connection
+is reused, since its time limit for slow handshakes grows."""
 
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-"""Status codes of a host that will never accept a request of ours."""
+"""Status codes that mean that the host will never accept a request of this client."""
 
 _NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""Status codes with which a host rejects a request before processing its inputs."""
+"""Status codes with which a host rejects a request before it processes the inputs."""
 
 _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class OfferError(Exception):
-    """A call without an answer. `is_unsent`: no input was accepted; `is_final`: every attempt would fail."""
+    """A call ended without an answer. `is_unsent`: no input was accepted; `is_final`: every attempt would fail."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -87,7 +88,7 @@ class OfferError(Exception):
 
 
 class _Connection:
-    """A connection to one host. `users`: number of calls on it; `failures`: consecutive failures to connect."""
+    """A connection to one host. `users` is the number of calls on it, `failures` the number of consecutive failures to connect."""
 
     __slots__ = ("channel", "failures", "users")
 
@@ -97,23 +98,23 @@ class _Connection:
 
 
 class HostCalls:
-    """Connections to hosts. For one event loop."""
+    """Connections to hosts, used by one event loop."""
 
     def __init__(self, security: Security, client: str) -> None:
-        """`client`: sender of the inputs."""
+        """Create the object. `client` is the sender's name for all inputs."""
         self._security = security
         self._client = client
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._left: list[_Connection] = []
-        """Connections to close once their calls have ended."""
+        """Connections to close when their calls have ended."""
 
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Offer these inputs to a host, and wait for the outcome of each. `path`: gRPC method, a different one for operator commands.
+        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method; operator commands use another one.
 
         Raises:
-            OfferError: there is no answer.
+            OfferError: the call ended without an answer.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -124,10 +125,10 @@ class HostCalls:
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
-        """Wait for the outcome of an input from a host; `question` is made by `encode_ask`.
+        """Ask a host for the outcome of an input, and wait for it. `encode_ask` makes `question`.
 
         Raises:
-            OfferError: there is no answer.
+            OfferError: the call ended without an answer.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -136,11 +137,11 @@ class HostCalls:
             return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
-        """Send a host a question about an agent; `question` is made by `encode_question`. Return the document.
+        """Send a host a question about an agent; return the document. `encode_question` makes `question`.
 
         Raises:
             NotHereError: the host cannot answer now.
-            OfferError: there is no answer.
+            OfferError: the call ended without an answer.
             SnaplineError: the error that the host raised.
         """
         loop = asyncio.get_running_loop()
@@ -150,12 +151,12 @@ class HostCalls:
             return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
-        """Use new connections with the new certificates; pending calls continue."""
+        """Use new connections with the new certificates. Pending calls continue on the old connections."""
         self._left += self._connections.values()
         self._connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; pending calls end."""
+        """Close all connections. Pending calls end."""
         self.renew()
         for connection in self._left:
             await connection.channel.close()
@@ -194,7 +195,7 @@ class HostCalls:
             await connection.channel.close()
 
     async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
-        """Wait until the connection is established; nothing is sent before."""
+        """Wait until the connection is established. Nothing is sent before."""
         channel, loop = connection.channel, asyncio.get_running_loop()
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state not in _BROKEN:
@@ -212,7 +213,7 @@ class HostCalls:
 async def _ask_once(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """Send a request of one message."""
+    """Send a request that consists of one message."""
     offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
     try:
         return decode_outcomes(await offer(messages[0], timeout=limit_s))
@@ -225,7 +226,7 @@ async def _ask_once(
 async def _ask_in_parts(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """Send a large input, in parts."""
+    """Send a request with a large input, split into parts."""
     offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
     call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
     is_sent = False
@@ -304,19 +305,20 @@ def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -
 AnswerT = TypeVar("AnswerT")
 
 FIND_S_MAX = 2.0
-"""Longest wait for the coordinator, which answers from memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator in seconds. The coordinator answers from memory; an election takes a second or two, and then the
+client asks again."""
 
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
-"""Shortest and longest wait before a host is asked again; doubled each time."""
+"""Shortest and longest wait in seconds before a host is asked again. The wait doubles each time."""
 
 ASK_S_MAX = 2.0
-"""Longest wait for a host that is asked about all its agents: it answers from memory, and the result is returned without a slow host."""
+"""Longest wait in seconds for a host that is asked about all its agents. The host answers from memory; a slow host is omitted."""
 
 
 async def ask_until_answered(
     coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
 ) -> bytes:
-    """Repeat a question until a host has answered; return the document.
+    """Repeat a question until a host has answered; return the document that the host sent.
 
     Raises:
         UnknownOutcomeError: no host has answered in time.
@@ -346,7 +348,8 @@ async def ask_until_answered(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[AnswerT]
 ) -> dict[str, AnswerT | None]:
-    """Return the answer of each live host; None: no answer in time, or from an older release. Empty if the hosts are unknown."""
+    """Return the answer of each live host. None means no answer in time, or an older release. The result is empty if the hosts are
+    unknown."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -365,7 +368,7 @@ async def ask_every_host(
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
-    """Return the agents of the fleet with pending work, as its hosts see it now."""
+    """Return the agents of the fleet with pending work, as their hosts report it now."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
     received = [each for each in replies.values() if each is not None]
     silent = tuple([host for host, each in replies.items() if each is None])
@@ -377,7 +380,7 @@ async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> Wa
 async def recent_traces(
     coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
 ) -> dict[str, RecentTrace | None]:
-    """Return the events on each host after its cursor in `after`; `most`: largest number of lines of one host."""
+    """Return the events on each host after the host's cursor in `after`. `most` is the largest number of lines of one host."""
 
     def question(host: str) -> Question:
         return trace_question(TraceWanted(after.get(host, ""), every, most))
@@ -392,10 +395,10 @@ async def _place(coordinator: CoordinatorClient, question: Question, limit_s: fl
 
 
 def owner_of(reply: LocateReply, question: Question) -> Place | None:
-    """Return the host to ask; None: any.
+    """Return the host to ask; None means any host.
 
     Raises:
-        NotHereError: no host can answer now. AgentMissingError, FleetEndedError: no host will.
+        NotHereError: no host can answer now. AgentMissingError, FleetEndedError: no host will ever answer.
     """
     (location,) = reply.agents
     agent = question.agent
@@ -418,7 +421,7 @@ def owner_of(reply: LocateReply, question: Question) -> Place | None:
 
 
 def any_live_host(status: FleetStatus, tries: int) -> Place:
-    """Return a live host, a different one for each try.
+    """Return a live host, another one for each value of `tries`.
 
     Raises:
         NotHereError: no host is alive.

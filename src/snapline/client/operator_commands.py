@@ -1,9 +1,10 @@
 """Operator commands on dead letters and effects: selection of their targets, the commands, and the outcome of each.
 
-A command on a dead letter names it by number and identity, so it never affects another one. It may be repeated, since a settled dead letter is
-gone. One request carries all commands of a call to the agent's owner; it is repeated with the same keys until each has an outcome.
+A command on a dead letter names the dead letter by number and identity, so the command never affects another one. The command may be
+repeated, since a settled dead letter is gone. One request carries all commands of a call to the agent's owner. The request is repeated
+with the same keys until each command has an outcome.
 
-Commands on effects are for effects that are in doubt or have ended. The state of open effects is here, too.
+Commands on effects are for effects that are in doubt or have ended. This module also returns the state of open effects.
 """
 
 import asyncio
@@ -67,17 +68,17 @@ HANDLED, FAILED, DROPPED, MISSING, NEVER = "handled", "failed", "dropped", "gone
 
 
 Numbers = Iterable[int] | None
-"""Numbers of dead letters; None: all current ones."""
+"""Numbers of dead letters; None for all current ones."""
 
 
 class DeadLetterResult(msgspec.Struct, frozen=True):
-    """Outcome of one dead letter.
+    """Outcome of a command on one dead letter.
 
     Attributes:
-        number: number of the dead letter, among those of its agent.
-        outcome: "handled": its turn has ended well; "failed": it failed again, as a new dead letter; "dropped"; "gone": it did not exist any more
-            at its turn, since another client settled it or a recovery undid it; "refused": `reason` says why.
-        message: answer of the turn, for an input that had become a dead letter: `{"type": …, "fields": …}`; None: no answer.
+        number: number of the dead letter among those of its agent.
+            outcome: "handled": its turn has ended successfully; "failed": it failed again, as a new dead letter; "dropped"; "gone":
+                another client had settled it, or a recovery had undone it, before its turn; "refused": `reason` says why.
+            message: answer of the turn if the dead letter was an input: `{"type": …, "fields": …}`; None if there was no answer.
     """
 
     agent: str
@@ -88,7 +89,7 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
 
 class _ReportedDeadLetter(msgspec.Struct):
-    """A dead letter, as a description reports it."""
+    """A dead letter, as an agent's description reports it."""
 
     number: int
     identity: str
@@ -99,7 +100,7 @@ class _Description(msgspec.Struct):
 
 
 def select_dead_letters(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_ReportedDeadLetter]:
-    """Return the selected dead letters; None: all current ones.
+    """Return the selected dead letters; all current ones if `numbers` is None.
 
     Raises:
         NotFoundError: a number does not exist; the error lists the existing ones.
@@ -123,7 +124,7 @@ def select_dead_letters(agent: str, description: Mapping[str, object], numbers: 
 def dead_letter_commands(
     agent: str, verb: str, description: Mapping[str, object], numbers: Numbers
 ) -> list[GivenInput]:
-    """Return one command for each selected dead letter, under a key of its own; raises as `select_dead_letters`."""
+    """Return one command for each selected dead letter, each under its own key. Raises the errors of `select_dead_letters`."""
     stem = secrets.token_hex(12)
     return [
         GivenInput(
@@ -142,7 +143,8 @@ WaitForAnswer = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
 
 
 class CommandSender:
-    """Repeats commands to the agent's owner until each has an outcome. `late`: creates the error to raise after the deadline."""
+    """Sends commands repeatedly to the agent's owner until each has an outcome. `late` creates the error that is raised after the
+    deadline."""
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class CommandSender:
     async def settle(
         self, words: Sequence[GivenInput], deadline_s: float, wait_for_answer: WaitForAnswer
     ) -> list[DeadLetterResult]:
-        """Return the outcome of each; raises as `give`, and InputUnknownError if one is not known in time."""
+        """Return the outcome of each command. Raises the errors of `give`, and InputUnknownError if an outcome is not known in time."""
         outcomes = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
@@ -175,8 +177,8 @@ class CommandSender:
         """Return one outcome for each command: accepted, repeated or refused.
 
         Raises:
-            InputUnknownError: there was no answer in time.
-            AgentMissingError, FleetEndedError: no agent can accept them.
+            InputUnknownError: the deadline passed before an answer arrived.
+            AgentMissingError, FleetEndedError: no agent can accept the commands.
             UsageError: this client has no permission.
         """
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
@@ -219,7 +221,7 @@ def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refus
     """Return the outcome of a command.
 
     Raises:
-        InputUnknownError: there was no answer in time.
+        InputUnknownError: the deadline passed before an answer arrived.
     """
     about = read_dead_letter_command(word.payload)
     if said is None:
@@ -264,11 +266,11 @@ class _EffectsDescription(msgspec.Struct):
 def resolution_command_for(
     agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool
 ) -> GivenInput:
-    """Return the resolution of the effect that the agent waits for, under a key of its own.
+    """Return the resolution of the effect that the agent waits for, under its own key.
 
     Raises:
         NotFoundError: the agent does not wait for this effect.
-        UsageError: it was not done, but a result is given.
+        UsageError: `not_done` is set, but a result is given.
         EncodingError, MessageTooLargeError: a journal cannot store the result.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
@@ -284,10 +286,10 @@ def resolution_command_for(
 
 
 def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
-    """Return the command that retries an effect, under a key of its own. If it waits for an operator, the command declares it not done.
+    """Return the command that retries an effect, under its own key. If the effect waits for an operator, the command declares it not done.
 
     Raises:
-        UsageError: the agent waits for it, but it needs no operator.
+        UsageError: the agent waits for the effect, but the effect needs no operator.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
@@ -299,25 +301,26 @@ def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -
 
 
 def effect_request_command(agent: str, verb: str, key: str) -> GivenInput:
-    """Return a request about an effect that has ended, under a key of its own."""
+    """Return a request about an effect that has ended, under its own key."""
     request = EffectRetry(verb, *parse_effect_key(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(request))
 
 
 def is_retry_or_undo(word: GivenInput) -> bool:
-    """Return whether the command is a request about an effect that has ended. Such a request has its own turn."""
+    """Return whether the command is a request about an effect that has ended. Such a request is consumed in its own turn."""
     return is_effect_request(word.payload)
 
 
 async def say(
     command_sender: CommandSender, word: GivenInput, key: str, deadline_s: float, wait_for_answer: WaitForAnswer
 ) -> None:
-    """Send the command to the agent, until its turn has consumed it or the command's own turn has ended; raises as `CommandSender.give`.
+    """Send the command to the agent until the waiting turn has consumed it or the command's own turn has ended. Raises the errors of
+    `CommandSender.give`.
 
     Raises:
         UsageError: the command is not needed, or another client has sent it before.
-        InputDeadLetteredError: its turn has failed.
-        InputUnknownError: its outcome was not known in time.
+        InputDeadLetteredError: the command's turn has failed.
+        InputUnknownError: the deadline passed before the outcome was known.
     """
     (outcome,) = await command_sender.give([word], deadline_s)
     if outcome.status == REFUSED:
@@ -354,6 +357,6 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[UnfinishedEffect]:
-    """Return the effects that agents wait for now, as their hosts see them; hosts that do not answer are skipped."""
+    """Return the effects that agents wait for now, as their hosts report them. Hosts that do not answer are skipped."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[UnfinishedEffect])
     return [effect for host_effects in replies.values() for effect in host_effects or ()]

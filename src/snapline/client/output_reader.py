@@ -1,7 +1,7 @@
-"""Reading outputs from the coordinator: page after page, across changes of the leader, each output once.
+"""Reading outputs from the coordinator page after page. Each output is read once, also when the leader changes.
 
-`OutputReaderState` decides without I/O what to request next, and what a failure means. The cursor is the only state of a reader. If a page is lost,
-the reader requests it again with the cursor of the last page received, so no output is repeated or skipped.
+`OutputReaderState` decides without I/O what to request next, and how to handle a failure. The cursor is the only state of a reader. If a
+page is lost, the reader requests the page again with the cursor of the last page received, so no output is repeated or skipped.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from snapline.messages.payloads import split_message
 from snapline.storage.outputs.output_record import parse_cursor
 
 WAIT_S = 10.0
-"""Longest time that a call waits for new outputs; then the next call is made."""
+"""Longest time in seconds that a call waits for new outputs. Then the next call is made."""
 
 CALL_S = 10.0
-"""Time limit of a call beyond that wait; then it is repeated."""
+"""Time limit of a call in seconds beyond that wait. Then the call is repeated."""
 
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
-"""Pause after a failure, doubled after each consecutive one: an election takes a second or two."""
+"""Pause in seconds after a failure, and its maximum. The pause doubles with each consecutive failure; an election takes a second or two."""
 
 AHEAD_BYTES_MAX = 4 * 1024 * 1024
-"""Size of a page above which a reader does not prefetch the next one: such a page holds an output of nearly that size."""
+"""Size of a page in bytes above which a reader does not prefetch the next page: such a page holds an output of nearly that size."""
 
 _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
-"""Transient errors, except damage."""
+"""Errors that may be transient. Damage is not."""
 
 
 class OutputReaderState:
-    """State of one reader.
+    """State of one reader of outputs.
 
     Attributes:
-        cursor: current position.
+            cursor: current position of the reader.
         is_over: no more outputs will come.
     """
 
@@ -58,7 +58,7 @@ class OutputReaderState:
         return WAIT_S if self._is_following else 0.0
 
     def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
-        """Process a page; return its new outputs."""
+        """Process a page; return the outputs in it that are new."""
         is_end = page.cursor == self.cursor and not page.releases
         self.is_over = page.is_over or (is_end and not self._is_following)
         self.cursor = page.cursor
@@ -66,7 +66,7 @@ class OutputReaderState:
         return page.releases
 
     def on_failure(self, now_s: float, error: Exception) -> float:
-        """Return the pause before the call is repeated; raise the error if repeating does not help."""
+        """Return the pause before the call is repeated. Raise the error if repeating does not help."""
         if not isinstance(error, _PASSING) or isinstance(error, DamagedDataError):
             raise error
         if not self._failures:
@@ -79,7 +79,7 @@ class OutputReaderState:
 
 
 class OutputsRequest(msgspec.Struct, frozen=True):
-    """Arguments of `Client.outputs`; see there."""
+    """Arguments of `Client.outputs`, which describes them."""
 
     topic: str
     after: str
@@ -108,9 +108,10 @@ async def requested_outputs(
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReaderState, reader: MessageReader
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield outputs as they come. `coordinator` is called for each request, since connections may be renewed.
+    """Yield outputs as they are released. `coordinator` is called for each request, since connections may be renewed.
 
-    The next page is requested while the program processes this one, unless this one is large. So the end of the fleet is noticed early.
+    The next page is requested while the program processes the current one, unless that page is large. So the end of the fleet is noticed
+    early.
     """
     next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
@@ -146,7 +147,7 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the start cursor. A missing consumer is created; from then on its outputs are retained.
+    """Return the cursor at which to start. A missing consumer is created; from then on its outputs are retained.
 
     Raises:
         UsageError: both arguments are given.
@@ -157,7 +158,8 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
 
 
 def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
-    """Yield the items of a release, decoded on demand: a message takes up to 30 times the space of its bytes. May raise EncodingError."""
+    """Yield the items of a release, decoding each message when needed: a message takes up to 30 times its encoded size. May raise
+    EncodingError."""
     if release.undone is not None:
         yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
     for output in release.outputs:

@@ -1,7 +1,7 @@
-"""Waiting sends of each agent, and their progress: the part of a client's core that keeps order.
+"""Queues of sends to each agent, and their stages: the part of a client's core that keeps the order of sends.
 
-All sends to one agent are one *queue*, which is in one of these stages. Each stage except "idle" and "out" has a table here, and a queue is
-in the table of its stage and in no other.
+All sends to one agent form one *queue*, which is in one of these stages. Each stage except "idle" and "out" has a table in this module. A
+queue is in the table of its stage and in no other.
 
     idle ── a send is added ──► ready, if its place is known; else lost
     lost ── the coordinator is asked ──► finding ──► ready, or resting
@@ -17,22 +17,23 @@ from snapline.client import client_events as ev
 
 BATCH_INPUTS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
-"""Largest size of one request, half of what a host accepts and what its log writes at once. A larger input has a request of its own."""
+"""Largest size of one request: half of what a host accepts and of what a host's log writes at once. A larger input has its own request."""
 
 WAIT_LEAST_NS, WAIT_MOST_NS = 50_000_000, 1_000_000_000
-"""Shortest and longest wait before a retry. A recovery takes about a second; a client that waited much longer would add delay to each."""
+"""Shortest and longest wait before a retry. A recovery takes about a second; a client that waited much longer would delay each send."""
 
 PLACES_MAX = 20_000
-"""Largest number of agents whose place is cached: as many as a fleet may have. The oldest entry is evicted first."""
+"""Largest number of agents whose places are cached: as many as a fleet may have. The oldest entry is evicted first."""
 
 FOUND_MAX = 1000
-"""Largest number of agents in one request to the coordinator: half of what it allows."""
+"""Largest number of agents in one request to the coordinator: half of what the coordinator allows."""
 
 FINDING_NS = 2_000_000_000
-"""Longest wait for the coordinator, which answers from memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator. The coordinator answers from memory; an election takes a second or two, and then the client asks
+again."""
 
 OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
-"""Phases in which no input is accepted or answered any more."""
+"""Phases of a fleet in which no input is accepted or answered any more, each with the reason."""
 
 Place = tuple[str, str]
 """A host and its address."""
@@ -42,8 +43,8 @@ class Entry:
     """One open send.
 
     Attributes:
-        is_in_doubt: a request that contained it has ended without an answer.
-        is_over: it has ended; if it is in a request, it stays there.
+        is_in_doubt: a request that contained the send has ended without an answer.
+        is_over: the send has ended. If a request contains the send, it stays in the request.
     """
 
     __slots__ = ("agent", "deadline_ns", "is_in_doubt", "is_over", "send", "size_bytes")
@@ -62,9 +63,9 @@ class AgentQueue:
 
     Attributes:
         waiting: sends that are in no request, in order.
-        stage: stage of the queue; see the module.
+        stage: stage of the queue; see the module docstring.
         place: place of the agent in the stage "ready".
-        failures: consecutive failures.
+        failures: number of consecutive failures.
         reason: reason of the last failure.
     """
 
@@ -96,7 +97,7 @@ class AgentQueues:
         self._seed = seed
         self._queues: dict[str, AgentQueue] = {}
         self._rests: list[tuple[int, str]] = []
-        """Heap of due time and agent; the entry of a queue that has left the stage early is stale."""
+        """Heap of pairs of due time and agent. The entry of a queue that has left the stage early is stale."""
 
     def of(self, agent: str) -> AgentQueue | None:
         """Return the queue of an agent that has waiting sends or a request."""
@@ -119,13 +120,13 @@ class AgentQueues:
             del self.places[next(iter(self.places))]
 
     def put_back(self, queue: AgentQueue, entries: list[Entry]) -> None:
-        """Put back sends that a request has left undecided, before all later ones."""
+        """Return sends that a request has left undecided to the front of the queue, before all later sends."""
         queue.waiting.extendleft([entry for entry in reversed(entries) if not entry.is_over])
 
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def go(self, queue: AgentQueue) -> None:
-        """Move a queue that is in no table to its next stage: ready if its place is known, else lost."""
+        """Move a queue that is in no table to its next stage: "ready" if its agent's place is known, "lost" otherwise."""
         place = self.places.get(queue.agent)
         if not queue.waiting:
             self.retire(queue)
@@ -137,7 +138,7 @@ class AgentQueues:
             self.lost[queue.agent] = None
 
     def rest(self, queue: AgentQueue, now_ns: int, reason: str) -> None:
-        """Let a queue that is in no table wait, longer after each failure."""
+        """Let a queue that is in no table wait before its next attempt, longer after each failure."""
         queue.failures += 1
         queue.reason = reason
         if not queue.waiting:
@@ -148,12 +149,12 @@ class AgentQueues:
         heapq.heappush(self._rests, (queue.due_ns, queue.agent))
 
     def retire(self, queue: AgentQueue) -> None:
-        """Remove an empty queue that is in no table; the next send creates a new one."""
+        """Remove an empty queue that is in no table. The next send creates a new queue."""
         queue.stage = "idle"
         del self._queues[queue.agent]
 
     def take_out(self, entry: Entry) -> bool:
-        """Remove a send that no program waits for; return False if it is in a request, and not here."""
+        """Remove a send that no program waits for. Return False if a request contains the send, so that it is in no queue."""
         queue = self._queues[entry.agent]
         if entry not in queue.waiting:
             return False
@@ -166,7 +167,7 @@ class AgentQueues:
         return True
 
     def take_agents_to_look_up(self, most: int) -> list[AgentQueue]:
-        """Take the agents to look up now from the table of lost ones."""
+        """Remove the agents that are looked up now from the table of lost ones; return their queues."""
         agents = list(self.lost)[:most]
         for agent in agents:
             del self.lost[agent]
@@ -174,7 +175,7 @@ class AgentQueues:
         return [self._queues[agent] for agent in agents]
 
     def take_batch(self, place: Place) -> list[Entry]:
-        """Take one batch of ready sends for a host. For each agent it takes the first ones, so the order is kept."""
+        """Take one batch of ready sends for a host. For each agent the first sends are taken, so the order is kept."""
         batch: list[Entry] = []
         size_bytes = 0
         for agent in list(self.ready[place]):
@@ -198,7 +199,7 @@ class AgentQueues:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> None:
-        """Move on the queues whose wait has ended."""
+        """Move the queues whose wait has ended to their next stage."""
         while self._rests and self._rests[0][0] <= now_ns:
             due_ns, agent = heapq.heappop(self._rests)
             queue = self._queues.get(agent)
@@ -213,7 +214,7 @@ class AgentQueues:
     # ---- invariants -------------------------------------------------------------------------------------------------
 
     def validate(self, *, finding: set[str], out: set[str]) -> list[Entry]:
-        """Cross-check the tables with the agents being looked up and those in requests; return all waiting sends."""
+        """Check the tables against the agents being looked up and the agents in requests; return all waiting sends."""
         ready = {agent for agents in self.ready.values() for agent in agents}
         for agent, queue in self._queues.items():
             assert queue.waiting or queue.stage in ("out", "finding"), (

@@ -1,7 +1,7 @@
-"""Sends and asks of programs: their validated inputs, the programs that wait, and the outcome of each: a receipt, a reply or an error.
+"""Sends and asks of programs: validated inputs, the programs that wait, and the outcome of each, which is a receipt, a reply or an error.
 
-Sends wait up to a limit and in the order of the calls, each with the future of its program; the number of asks is limited, too. `find`, `offer`
-and `ask` carry out the core's requests: each returns exactly one event for the core.
+Sends wait in the order of the calls if limits are reached; each holds the future of its program. The number of asks is limited, too.
+`find`, `offer` and `ask` carry out the core's requests: each returns exactly one event for the core.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from snapline.messages.status import SnapshotOutcome
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """An input that is durable in the fleet's log: its agent consumes it once, despite any crash or rollback.
+    """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite any crash or rollback.
 
     Attributes:
-        number: its number, 1, 2, 3 …, among the inputs of its agent, which consumes them in this order.
-        key: its idempotency key, unique among the inputs of its agent.
-        is_repeated: it had been accepted before, under this number.
+            number: number of the input (1, 2, 3 …) among the inputs of its agent, which consumes them in this order.
+            key: idempotency key of the input, unique among the inputs of its agent.
+            is_repeated: the input had been accepted before, under this number.
     """
 
     agent: str
@@ -59,11 +59,11 @@ class Reply(msgspec.Struct, frozen=True):
     """Answer of an agent to an input.
 
     Attributes:
-        number: number of the input, among those of its agent.
-        message: `{"type": its type's name, "fields": plain values}`, or an instance of the class that the caller gave; None: the turn gave no
-            answer, or the answer is too old to be stored.
-        is_early: the answer was requested as soon as its turn had ended: a recovery may undo that turn, and the answer may then differ.
-        key: key of the input.
+        number: number of the input among the inputs of its agent.
+            message: `{"type": name of the type, "fields": plain values}`, or an instance of the class that the caller gave. None: the
+                turn gave no answer, or the answer is too old to be stored.
+        is_early: the answer was returned as soon as its turn had ended. A recovery may undo that turn, and the answer may then differ.
+        key: idempotency key of the input.
     """
 
     agent: str
@@ -74,13 +74,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ReplyReader:
-    """Decodes the message of a reply. `kind`: its class; None: plain values."""
+    """Decoder for the message of a reply. `kind` is the message's class; None means plain values."""
 
     def __init__(self, kind: Any) -> None:
         self._reader = MessageReader(kind, "reply_type", "the answer")
 
     def read(self, outcome: AskOutcome) -> object:
-        """Return the message.
+        """Return the message that the reply contains.
 
         Raises:
             EncodingError: the message is of another type.
@@ -89,7 +89,7 @@ class ReplyReader:
 
 
 def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
-    """Return the document of a requested snapshot; raise SnapshotAbortedError if there is none."""
+    """Return the document of a requested snapshot; raise SnapshotAbortedError if the snapshot was not taken."""
     if not outcome.is_complete:
         which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
         raise SnapshotAbortedError(f"{which}: {outcome.reason}")
@@ -116,7 +116,7 @@ def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:
-    """Return the result for the program."""
+    """Return the result of a send for the program: a receipt or an error."""
     if said.ending == ev.TAKEN:
         return Receipt(agent, said.number, key, said.is_repeated)
     error = _error_of(said.ending, said.reason, agent, key)
@@ -150,14 +150,15 @@ def _error_of(ending: str, reason: str, agent: str, key: str) -> SnaplineError:
 
 
 TIMEOUT_S_MAX = 86_400.0
-"""Largest time-out of any call: one day."""
+"""Largest time-out of any call, in seconds: one day."""
 
 AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and an optional key."""
 
 
 class ExternalMessage(msgspec.Struct, frozen=True):
-    """A message from an external program: its type's name, and its JSON. `public_only`: only a public handler may accept it."""
+    """A message from an external program: the name of its type, and its JSON. `public_only`: only a public handler may accept the
+    message."""
 
     type: str
     fields: Any
@@ -171,7 +172,7 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """Return an input in the form that is sent to a host.
+    """Return an input in the form in which a host receives it.
 
     Raises:
         UsageError: agent or key is invalid.
@@ -191,13 +192,13 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 CALLER_TRACE: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
-"""Trace context passed by a caller; used if the program itself has no current trace, as in a gateway."""
+"""Trace context passed by a caller. It is used if the program itself has no current trace, as in a gateway."""
 
 
 def current_tail() -> bytes:
-    """Return the reference to the program's current trace that is added to a message; b"": no sampled trace.
+    """Return the reference to the program's current trace, which is added to a message; b"" if no trace is sampled.
 
-    It uses OpenTelemetry only if the program has already imported it.
+    OpenTelemetry is used only if the program has already imported it.
     """
     api = sys.modules.get("opentelemetry.trace")
     span_context = None if api is None else api.get_current_span().get_span_context()
@@ -227,15 +228,15 @@ class WaitingSend:
 
 
 def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    """Fail all futures with an error: a bug of ours must not make a program wait forever."""
+    """Fail all futures with an error, because a bug in snapline must not make a program wait forever."""
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
-            ending.exception()  # marks it as retrieved: a program that still waits gets it, but there may be none
+            ending.exception()  # mark the error as retrieved, since perhaps no program waits for it
 
 
 def late(given: GivenInput) -> SnaplineError:
-    """Return the outcome of a send that was never entered because of the limits."""
+    """Return the outcome of a send that the core never received because of the limits."""
     finish = ev.FinishSend(
         0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more"
     )
@@ -246,11 +247,12 @@ def late(given: GivenInput) -> SnaplineError:
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of inputs that a client holds at once, several requests for many hosts. Beyond either limit, further inputs wait."""
+"""Largest total size of the inputs that a client holds at once, enough for requests to many hosts. Beyond any limit, further inputs
+wait."""
 
 
 class Sends:
-    """Open sends of one client. `feed` hands events to its core; `waiting`: number → send."""
+    """Open sends of one client. `feed` hands events to the client's core; `waiting` maps numbers to sends."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -261,7 +263,7 @@ class Sends:
         self._room = asyncio.Event()
 
     async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Return the outcome of each input, in order."""
+        """Send the inputs; return the outcome of each, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, WaitingSend] = {}
@@ -290,7 +292,7 @@ class Sends:
             await self._room.wait()
 
     def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """Enter as many inputs as the limits allow, at least one; return their number."""
+        """Hand as many inputs to the core as the limits allow, but at least one; return their number."""
         sends: list[ev.Send] = []
         for item in inputs:
             if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
@@ -317,17 +319,17 @@ class Sends:
         return waiting
 
     def finish(self, said: ev.FinishSend) -> None:
-        """Record the core's outcome of a send."""
+        """Give a program the outcome of its send."""
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
 
 
 ASKS_MAX = 1000
-"""Largest number of answers that a client waits for at once; further asks wait until one of them ends."""
+"""Largest number of answers that a client waits for at once. Further asks wait until one of them ends."""
 
 ROOM_S = 1.0
-"""Extra time that an ask waits for a free slot after its deadline, so that the core's decision comes first."""
+"""Extra time in seconds that an ask waits after its deadline, so that the core's decision comes first."""
 
 
 class _Waiting:
@@ -339,7 +341,7 @@ class _Waiting:
 
 
 class WaitingAsks:
-    """Waiting asks of one client. `feed`: hands an event to its core."""
+    """Asks of one client that wait. `feed` hands an event to the client's core."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -373,11 +375,11 @@ class WaitingAsks:
             self._waiting.pop(number, None)
 
     def question(self, ask: int) -> bytes:
-        """Return the question for a host."""
+        """Return the encoded question for a host."""
         return self._waiting[ask].question
 
     def finish(self, said: ev.FinishAsk) -> None:
-        """Record the core's decision; the waiting program may be gone."""
+        """Give a program the outcome of its ask. The program may be gone."""
         waiting = self._waiting.get(said.ask)
         if waiting is not None and not waiting.ending.done():
             waiting.ending.set_result(said)
@@ -389,15 +391,15 @@ class WaitingAsks:
 
 
 async def find(coordinator: CoordinatorClient, command: ev.LookUpAgents) -> ev.Event:
-    """Ask the coordinator for the places of agents."""
+    """Ask the coordinator for the locations of agents; return the event for the core."""
     try:
         return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
-    except Exception as error:  # every request must return an event, or its agents would wait forever
+    except Exception as error:  # Every request must return an event, or its agents would wait forever.
         return ev.LookupFailed(command.request, str(error), is_final=isinstance(error, UsageError))
 
 
 async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
-    """Offer inputs to a host."""
+    """Offer inputs to a host; return the event for the core."""
     try:
         outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
         return ev.RequestAnswered(command.request, outcomes)
@@ -406,7 +408,7 @@ async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInp
 
 
 async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
-    """Wait for an answer from a host."""
+    """Wait for an answer from a host; return the event for the core."""
     try:
         outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
         return ev.AnswerHeard(command.request, outcome)

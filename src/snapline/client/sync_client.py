@@ -1,4 +1,4 @@
-"""`snapline.SyncClient`: the client for programs without an event loop. It runs an event loop in its own thread.
+"""`snapline.SyncClient`: the client for programs without an event loop. The client runs an event loop in its own thread.
 
 gRPC misbehaves if several event loops of a process use it. One SyncClient serves all threads of a program.
 """
@@ -43,7 +43,7 @@ class SyncClient:
         insecure: bool = False,
         name: str = "client",
     ) -> "SyncClient":
-        """Connect, as `Client.connect`."""
+        """Connect to a fleet, as `Client.connect` does."""
         made = cls(asyncio.new_event_loop())
         made._thread.start()
         connecting = Client.connect(address, data_dir=data_dir, tls=tls, insecure=insecure, name=name)
@@ -61,18 +61,18 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close, as `Client.close`; may be called twice."""
+        """Close the connections, as `Client.close` does. A second call has no effect."""
         if self._client is not None:
             client, self._client = self._client, None
             self._run(_close(client))
             self._stop()
 
     def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """Give an agent an input, as `Client.send`."""
+        """Send an input to an agent, as `Client.send` does."""
         return self._run(self._open.send(agent, message, key, timeout_s))
 
     def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
-        """Give many inputs, as `Client.send_many`."""
+        """Send many inputs, as `Client.send_many` does."""
         return self._run(self._open.send_many(inputs, timeout_s))
 
     def ask(
@@ -85,7 +85,7 @@ class SyncClient:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Give an input and wait for the answer, as `Client.ask`."""
+        """Send an input and wait for the answer, as `Client.ask` does."""
         return self._run(self._open.ask(agent, message, key, early, timeout_s, reply_type=reply_type))
 
     def outputs(
@@ -98,7 +98,7 @@ class SyncClient:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[Output | OutputsReverted]:
-        """Yield outputs, as `Client.outputs`; each step blocks until an output is available."""
+        """Yield outputs, as `Client.outputs` does. Each step blocks until an output is available."""
         outputs = self._open.outputs(
             topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
         )
@@ -110,71 +110,71 @@ class SyncClient:
                 self._run(outputs.aclose())
 
     def waiting(self) -> dict[str, object]:
-        """Return waiting work, as `Client.waiting`."""
+        """Return pending work, as `Client.waiting` does."""
         return self._run(self._open.waiting())
 
     def effects(self) -> list[Effect]:
-        """Return effects, as `Client.effects`."""
+        """Return effects, as `Client.effects` does."""
         return self._run(self._open.effects())
 
     def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Acknowledge outputs, as `Client.acknowledge`."""
+        """Acknowledge outputs, as `Client.acknowledge` does."""
         self._run(self._open.acknowledge(consumer, had))
 
     def status(self) -> FleetStatus:
-        """Return the state of the fleet, as `Client.status`."""
+        """Return the status of the fleet, as `Client.status` does."""
         return self._run(self._open.status())
 
     def agents(self) -> list[LocatedAgent]:
-        """Return the agents, as `Client.agents`."""
+        """Return the agents, as `Client.agents` does."""
         return self._run(self._open.agents())
 
     def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
-        """Take a snapshot, as `Client.snapshot`."""
+        """Take a snapshot, as `Client.snapshot` does."""
         return self._run(self._open.snapshot(timeout_s))
 
     def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """Restore a snapshot, as `Client.restore`."""
+        """Restore the fleet to a snapshot, as `Client.restore` does."""
         return self._run(self._open.restore(snapshot, drop_inputs=drop_inputs, reason=reason, timeout_s=timeout_s))
 
     def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Return a recovery line, as `Client.recovery_line`."""
+        """Return a recovery line, as `Client.recovery_line` does."""
         return self._run(self._open.recovery_line(failed, timeout_s))
 
     def state(self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S) -> AgentState:
-        """Return an agent's state, as `Client.state`."""
+        """Return an agent's state, as `Client.state` does."""
         return self._run(self._open.state(agent, live=live, field=field, timeout_s=timeout_s))
 
     def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Describe an agent, as `Client.describe`."""
+        """Describe an agent, as `Client.describe` does."""
         return self._run(self._open.describe(agent, timeout_s))
 
     def retry_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Retry dead letters, as `Client.retry_dead_letters`."""
+        """Retry dead letters, as `Client.retry_dead_letters` does."""
         return self._run(self._open.retry_dead_letters(agent, numbers, timeout_s))
 
     def drop_dead_letters(
         self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Drop dead letters, as `Client.drop_dead_letters`."""
+        """Drop dead letters, as `Client.drop_dead_letters` does."""
         return self._run(self._open.drop_dead_letters(agent, numbers, timeout_s))
 
     def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Resolve an effect, as `Client.resolve_effect`."""
+        """Resolve an effect, as `Client.resolve_effect` does."""
         self._run(self._open.resolve_effect(agent, key, result=result, not_done=not_done, timeout_s=timeout_s))
 
     def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Retry an effect, as `Client.retry_effect`."""
+        """Retry an effect, as `Client.retry_effect` does."""
         self._run(self._open.retry_effect(agent, key, timeout_s))
 
     def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Undo an effect, as `Client.undo_effect`."""
+        """Undo an effect, as `Client.undo_effect` does."""
         self._run(self._open.undo_effect(agent, key, timeout_s))
 
     @property
@@ -184,7 +184,7 @@ class SyncClient:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run the coroutine on the loop's thread; an interrupt here cancels it."""
+        """Run the coroutine on the loop's thread. An interrupt in the calling thread cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -1,6 +1,6 @@
-"""Cost of a failure in a trace or a running fleet, as objects for scripts and notebooks.
+"""Analysis of what a failure costs, in a trace or a running fleet, with results as objects for scripts and notebooks.
 
-A trace is a file written by a host or in the same format (docs/protocols.md), or a folder of such files. The results equal those of
+A trace is a file that a host wrote, a file in the same format (docs/protocols.md), or a folder of such files. The results equal those of
 `snapline analyze` and `snapline recovery line`; notebooks render them with `_repr_html_`.
 """
 
@@ -31,7 +31,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_file(place: str) -> Events:
-    """Read the trace at `place`, a path or "-" for standard input; possibly compressed with gzip.
+    """Read the trace at `place`, a path or "-" for standard input. The trace may be compressed with gzip.
 
     Raises:
         UsageError: the trace cannot be opened.
@@ -48,8 +48,8 @@ def merge_folder(folder: Path) -> Merged:
     """Merge the traces that hosts have written into `folder`.
 
     Raises:
-        UsageError: there are no traces, or a file cannot be opened.
-        TraceError: a file cannot be read, or they contradict each other.
+        UsageError: the folder contains no traces, or a file cannot be opened.
+        TraceError: a file cannot be read, or the traces contradict each other.
     """
     files = {path.name: _lines_of(path) for path in _files_of(folder)}
     try:
@@ -98,7 +98,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def name_of(place: str) -> str:
-    """Return the name of `place` in messages."""
+    """Return the name of `place` that messages show."""
     return "standard input" if place == STANDARD_INPUT else place
 
 
@@ -110,7 +110,7 @@ def _lines_of(path: Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """Yield the lines at `place`, uncompressed; failures are translated into snapline's errors."""
+    """Yield the uncompressed lines at `place`. Failures are translated into snapline's errors."""
     with contextlib.ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
@@ -126,11 +126,11 @@ def _lines(place: str) -> Iterator[Iterable[bytes]]:
 
 
 class RecoveryLine(Mapping[str, object]):
-    """Recovery line of the fleet after some failures: the document that `snapline recovery line -o json` prints, as a mapping.
+    """Recovery line of the fleet after some failures. The object is a mapping, the document that `snapline recovery line -o json` prints.
 
     Attributes:
-        failed: agents, or `host:h1`; empty: all agents fail.
-        agents: agent → number of the epoch or checkpoint that it returns to; None if it keeps its live state.
+            failed: ids of the agents that fail, or `host:h1`; empty if all agents fail.
+        agents: agent → number of the epoch or checkpoint to which the agent rolls back; None if the agent keeps its live state.
     """
 
     def __init__(self, document: Mapping[str, object]) -> None:
@@ -184,12 +184,12 @@ class DominoReport:
     """Result of `snapline analyze` for one failure in a trace.
 
     Attributes:
-        failed: agents that fail.
+        failed: ids of the agents that fail.
         line: the recovery line.
         rolled_back: number of agents that roll back, including the failed ones.
-        depth: number of further rounds in which some agent had to roll back; 0: no domino effect.
-        reached_initial: agents that return to their initial states.
-        in_transit: messages sent inside the line and received outside of it.
+        depth: number of further rounds in which some agent had to roll back; 0 if there was no domino effect.
+        reached_initial: agents that roll back to their initial states.
+        in_transit: messages sent before the line and received after it.
         useless: agent → checkpoints that are on no consistent cut.
         obsolete: agent → checkpoints that no later recovery needs.
         forced: checkpoints that a protocol forced.
@@ -205,7 +205,7 @@ class DominoReport:
         self.line = RecoveryLine(msgspec.to_builtins(analysis))
 
     def svg(self) -> str:
-        """Return the space-time diagram with the line, as the text of an SVG file."""
+        """Return the space-time diagram with the recovery line, as the text of an SVG file."""
         from snapline.diagrams.trace_diagrams import analysis_svg
 
         return analysis_svg(self._execution, self._analysis)
@@ -230,7 +230,7 @@ class Trace:
 
     Attributes:
         agents: all agents, in the order of the trace.
-        left_out: agents whose last events are unknown, since a host's trace ends early → the missing message.
+            left_out: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
     """
 
     def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:
@@ -242,11 +242,11 @@ class Trace:
         return len(self._execution.events)
 
     def domino(self, failed: Iterable[str] | None = None, *, protocol: str | None = None) -> DominoReport:
-        """Analyse what these failures would have cost.
+        """Analyse what the failure of these agents would have cost.
 
         Args:
-            failed: agents; None: all.
-            protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
+                failed: ids of the agents that fail; None for all.
+            protocol: drop the forced checkpoints of the trace and let this protocol force its own; "none" only drops them.
 
         Raises:
             UsageError: an agent is not in the trace, or the protocol does not exist.
@@ -263,11 +263,11 @@ class Trace:
 
 
 def open_trace(place: str | os.PathLike[str]) -> Trace:
-    """Read a trace: a file, possibly compressed with gzip, or the folder of a fleet's traces.
+    """Read a trace from a file, which may be compressed with gzip, or from the folder of a fleet's traces.
 
     Raises:
-        UsageError: it cannot be opened, or the folder contains no trace.
-        TraceError: it cannot be read, or contradicts itself.
+        UsageError: the trace cannot be opened, or the folder contains no trace.
+        TraceError: the trace cannot be read, or contradicts itself.
     """
     path = Path(place)
     if not path.is_dir():

@@ -1,9 +1,9 @@
 """Messages between hosts, tools and the coordinator.
 
-`host_messages.py` holds the structs of hosts and the coordinator; `status.py` and `answers.py` hold the replies to tools. Structs and fields
-have the names of `coordinator.proto`. `wire.py` converts between structs and protobuf messages; apart from it and `client_wire.py`, only
-servicers know protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`: it is columns on
-the wire, and its indices become names before the host core gets it.
+`host_messages.py` holds the structs that hosts and the coordinator exchange; `status.py` and `answers.py` hold the replies to tools.
+Structs and fields have the names of `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Apart from `wire.py` and
+`client_wire.py`, only servicers use protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`:
+on the wire it consists of columns, and its indices become names before the host core gets it.
 
 A host's stream
 ---------------

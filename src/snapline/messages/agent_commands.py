@@ -1,10 +1,11 @@
-"""Operator commands to an agent about its dead letters and effects. Each command is one input, recognized only by its payload.
+"""Operator commands to an agent about its dead letters and effects. Each command is one input, recognized by its payload alone.
 
-A command is logged, numbered, consumed in its turn and recovered like every input. No message type has an empty name, so a
+A command is logged, numbered, consumed in a turn and recovered like every input. No message type has an empty name, so a
 message cannot be mistaken for a command.
 
-If the agent waits for an effect, a command gives the effect's result or declares that it was not done; the waiting turn consumes the command. If the
-effect has ended, a command requests a retry or an undo; it has its own turn, like a command about a dead letter.
+If the agent waits for an effect, a command gives the effect's result or declares that the effect was not executed; the waiting turn
+consumes the command. If the effect has ended, a command requests a retry or an undo. Such a command has its own turn, like a command
+about a dead letter.
 """
 
 import msgspec
@@ -17,7 +18,7 @@ COMMAND_PREFIX = b"\x00"
 """First byte of an operator command's payload."""
 
 TARGET_GONE = b"\x00gone"
-"""Answer if the dead letter did not exist any more when the command's turn came."""
+"""Answer of a command whose dead letter did not exist any more when the command's turn came."""
 
 
 class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -25,8 +26,8 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         verb: "retry" or "drop".
-        number: number of the dead letter, among those of its agent.
-        identity: digest of its sender and payload. A recovery may undo a dead letter, and its number may be reused for another one.
+        number: number of the dead letter among those of its agent.
+        identity: digest of the dead letter's sender and payload. A recovery may undo a dead letter and reuse its number for another one.
     """
 
     verb: str
@@ -46,7 +47,7 @@ def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
     """Decode an operator command.
 
     Raises:
-        ProtocolError: the payload is no operator command.
+        ProtocolError: the payload is not an operator command.
     """
     try:
         command = (
@@ -74,10 +75,10 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Operator command that resolves an effect.
 
     Attributes:
-        key, generation: the effect, within its agent.
-        number: number of the agent's output that permitted the call. Each command that permits another call emits a new output, so a command
-            applies to one doubt and never to a later one.
-        is_done: the effect was done, with `result` (encoded); else it was not done and is to be called.
+        key, generation: key and generation that identify the effect within its agent.
+        number: number of the agent's output that permitted the call. Each command that permits another call emits a new output, so a
+            command applies to one call in doubt and never to a later one.
+            is_done: the effect was executed, with `result` (encoded). If False, the effect was not executed and is to be called.
     """
 
     key: str
@@ -92,7 +93,7 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         verb: "retry" or "undo".
-        key, generation: the effect, within its agent.
+        key, generation: key and generation that identify the effect within its agent.
     """
 
     verb: str
@@ -105,7 +106,7 @@ _read_request = msgspec.msgpack.Decoder(EffectRetry)
 
 
 def is_effect_resolution(payload: bytes) -> bool:
-    """Return whether the payload is an effect's resolution."""
+    """Return whether the payload is the resolution of an effect."""
     return payload.startswith(EFFECT_RESOLUTION_PREFIX)
 
 
@@ -115,10 +116,10 @@ def effect_resolution_payload(word: EffectResolution) -> bytes:
 
 
 def read_effect_resolution(payload: bytes) -> EffectResolution:
-    """Decode an effect's resolution.
+    """Decode the resolution of an effect.
 
     Raises:
-        ProtocolError: the payload is no resolution.
+        ProtocolError: the payload is not a resolution.
     """
     try:
         command = (
@@ -147,7 +148,7 @@ def read_effect_request(payload: bytes) -> EffectRetry:
     """Decode a retry or undo request.
 
     Raises:
-        ProtocolError: the payload is no such request.
+        ProtocolError: the payload is not such a request.
     """
     try:
         request = _read_request.decode(payload[len(EFFECT_REQUEST_PREFIX) :]) if is_effect_request(payload) else None
@@ -159,6 +160,6 @@ def read_effect_request(payload: bytes) -> EffectRetry:
 
 
 def parse_effect_key(shown: str) -> tuple[str, int]:
-    """Return key and generation of an effect as `snapline effect list` shows it: `refund-17`, or `refund-17#2`."""
+    """Return key and generation of an effect in the form that `snapline effect list` shows: `refund-17`, or `refund-17#2`."""
     key, separator, generation = shown.rpartition("#")
     return (key, int(generation)) if separator and generation.isdecimal() else (shown, 1)

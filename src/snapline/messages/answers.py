@@ -1,6 +1,6 @@
-"""Coordinator answers to tools that hold more than a status, and the JSON documents that tools print for them.
+"""The coordinator's answers to tools, except plain statuses, and the JSON documents that tools print for these answers.
 
-Names of structs and fields are those of `coordinator.proto`. Names and order of a document's fields are a contract with readers of `-o json`.
+Structs and fields have the names of `coordinator.proto`. Readers of `-o json` rely on the names and the order of a document's fields.
 """
 
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ from snapline.storage.timestamps import instant
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):
-    """Base of the replies to ReadSnapshots."""
+    """Base class of the replies to ReadSnapshots."""
 
 
 class RecoveryLineReply(msgspec.Struct, frozen=True, gc=False):
-    """Base of the replies to RecoveryLine."""
+    """Base class of the replies to RecoveryLine."""
 
 
 class Document(SnapshotsReply, frozen=True, gc=False):
-    """JSON document whose shape is defined by the fleet's own states and messages."""
+    """JSON document whose shape depends on the fleet's own states and messages."""
 
     json: bytes
 
 
 class SnapshotList(SnapshotsReply, frozen=True, gc=False):
-    """All snapshots, oldest first; for an unreadable one, `damage` holds the reason.
+    """All snapshots, oldest first. For an unreadable snapshot, `damage` holds the reason.
 
     Attributes:
         pins: epochs that are pinned.
-        tags: name → epoch.
-        tags_damage: reason why the tags cannot be read; empty if they can.
-        fork: origin of the store's fleet if it is a fork.
+            tags: name of the tag → epoch.
+        tags_damage: reason why the tags cannot be read; empty if they can be read.
+        fork: origin of the store's fleet if the fleet is a fork.
     """
 
     store: str
@@ -58,12 +58,12 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet where one epoch serves all failures.
+    """Recovery line of a fleet in which one epoch serves all failures.
 
     Attributes:
-        recovery_line: agent → epoch.
+            recovery_line: agent → epoch to which the agent rolls back.
         unborn: agents not yet created in that epoch.
-        rolled_back: number of agents.
+        rolled_back: number of agents that roll back.
     """
 
     failed: tuple[str, ...]
@@ -76,7 +76,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line for every single failure: all agents roll back, whichever fails."""
+    """Recovery line for every single failure. All agents roll back, whichever fails."""
 
     epoch: int
     failures: tuple[str, ...]
@@ -87,8 +87,8 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
     """Rollback target of one agent, and its cost.
 
     Attributes:
-        to: number of the checkpoint that the agent returns to; None: it keeps its live state.
-        checkpoints: number of durable checkpoints that are skipped.
+        to: number of the checkpoint to which the agent rolls back; None if the agent keeps its live state.
+        checkpoints: number of durable checkpoints that the rollback skips.
         turns: number of turns undone, as far as known.
     """
 
@@ -99,10 +99,10 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet whose agents checkpoint on their own.
+    """Recovery line of a fleet whose agents checkpoint independently.
 
     Attributes:
-        epoch: newest complete epoch; no line of this plan falls below it. Its channel states are not counted here.
+        epoch: newest complete epoch; no line of this plan lies before this epoch. The epoch's channel states are not counted here.
         agents: all agents, sorted.
         in_transit: number of messages to be delivered again.
         silent_hosts: hosts that did not answer; the live states of their agents are unknown.
@@ -117,7 +117,7 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class FailureCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of one failure. `failed`: an agent, or `host:h1`; `agents`: the agents that roll back, sorted."""
+    """Cost of one failure. `failed` is an agent or `host:h1`; `agents` are the agents that roll back, sorted."""
 
     failed: str
     agents: tuple[AgentOnLine, ...]
@@ -131,7 +131,7 @@ class AutonomousLines(RecoveryLineReply, frozen=True, gc=False):
 
 
 class PastRecovery(msgspec.Struct, frozen=True, gc=False):
-    """Past recovery. Times are RFC 3339 in UTC; `done` and `duration_s` are None while it is in progress."""
+    """A recovery in the past. Times are RFC 3339 in UTC. `done` and `duration_s` are None while the recovery is in progress."""
 
     plan: int
     line_epoch: int
@@ -154,10 +154,10 @@ class PastRecovery(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsAgain(msgspec.Struct, frozen=True, gc=False):
-    """An agent's inputs that an older epoch has not consumed.
+    """Inputs of an agent that an older epoch has not consumed.
 
     Attributes:
-        first, count: number of the first input, and how many there are.
+        first, count: number of the first input, and number of inputs.
         missing: numbers of the first and last input that no log holds any more; empty if none is missing.
     """
 
@@ -168,7 +168,7 @@ class InputsAgain(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicUndone(msgspec.Struct, frozen=True, gc=False):
-    """Number of released outputs of a topic that would be reverted."""
+    """Number of a topic's released outputs that a restore would revert."""
 
     topic: str
     count: int
@@ -178,10 +178,10 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
     """Preview of what a restore would undo.
 
     Attributes:
-        created: when the snapshot was taken; RFC 3339 in UTC.
-        void_epochs: complete epochs after the snapshot.
+        created: time at which the snapshot was taken; RFC 3339 in UTC.
+        void_epochs: complete epochs after the snapshot, which the restore discards.
         agents_gone, agents_back: agents created after the snapshot, and agents that have left since.
-        inputs: for each agent, its inputs beyond the snapshot; they are delivered again, or dropped if `is_dropping_inputs`.
+        inputs: for each agent, its inputs after the snapshot. They are delivered again, or dropped if `is_dropping_inputs`.
         effects: external effects since the snapshot; a restore does not undo them.
     """
 
@@ -215,18 +215,19 @@ class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
-    """The recoveries so far, oldest first; the fleet's start is not one of them."""
+    """All recoveries so far, oldest first. The start of the fleet is not one of them."""
 
     recoveries: tuple[PastRecovery, ...]
     condemned_epochs: tuple[CondemnedEpoch, ...]
 
 
 class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
-    """Location of one agent.
+    """Agent and its location.
 
     Attributes:
-        state: "alive"; "lost": its host is lost, until a recovery; "unplaced": the fleet is forming; "left"; "unknown".
-        address: address of its host's services.
+        state: "alive"; "lost": its host is lost, until a recovery; "unplaced": the fleet is forming; "left": the agent has stopped;
+            "unknown".
+        address: address of the services of the agent's host.
     """
 
     agent: str
@@ -237,7 +238,7 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class LocateReply(msgspec.Struct, frozen=True, gc=False):
-    """Locations of agents; `phase` and `reason` are those of the status."""
+    """Locations of agents. `phase` and `reason` are those of the fleet's status."""
 
     phase: str
     reason: str
@@ -245,20 +246,20 @@ class LocateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
-    """Replica that leads now."""
+    """Id of the replica that leads now."""
 
     leader: str
 
 
 class BackupReply(msgspec.Struct, frozen=True, gc=False):
-    """The whole replicated state, compressed, and the cluster name."""
+    """The complete replicated state, compressed, and the cluster name."""
 
     image: bytes
     cluster: str
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """Whether the fleet counted that run of a host as alive."""
+    """Answer that says whether the fleet counted that run of a host as alive."""
 
     is_known: bool
 
@@ -272,7 +273,7 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement: the hosts are marked. `is_moving`: the plan after `plan` moves agents."""
+    """Acknowledgement: the hosts are marked. `is_moving` means that the plan after `plan` moves agents."""
 
     plan: int
     is_moving: bool
@@ -299,7 +300,8 @@ Answer = (
 
 
 class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
-    """Released output; `payload`: as `encode_message` gives it; `cursor`: position to read on after it; `emitted_ns`: wall-clock time."""
+    """An output that was released. `payload` is the message as encoded by `encode_message`, `cursor` the position after the output, and
+    `emitted_ns` wall-clock time."""
 
     agent: str
     number: int
@@ -310,7 +312,7 @@ class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of epochs above `after` are reverted; `epochs`: those epochs, as far as their files still exist."""
+    """Notice that outputs of epochs above `after` are reverted. `epochs` are those epochs, as far as their files still exist."""
 
     after: int
     epochs: tuple[int, ...]
@@ -318,7 +320,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of one epoch, or of a part of it. Reverted outputs come before them."""
+    """Outputs of one epoch, or of a part of it. The notice of reverted outputs comes first."""
 
     epoch: int
     undone: UndoneOutputs | None
@@ -329,8 +331,8 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
     """Outputs after a cursor.
 
     Attributes:
-        releases: released outputs in order; empty: nothing was released in time.
-        cursor: position to read on after; beyond the last output if those that follow have other topics.
+        releases: released outputs in order; empty if nothing was released in time.
+        cursor: position at which to continue. It is beyond the last output if the outputs that follow have other topics.
         is_over: the fleet has ended, and no output follows.
     """
 
@@ -340,7 +342,7 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Consumer(msgspec.Struct, frozen=True, gc=False):
-    """Position of a named consumer (empty: nothing consumed), and the wall-clock time of its last acknowledgement."""
+    """Position of a named consumer (empty if nothing was consumed), and the wall-clock time of its last acknowledgement."""
 
     name: str
     cursor: str
@@ -364,7 +366,7 @@ class ForgetConsumerReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Expiry of the token, by the leader's clock."""
+    """Time at which the token expires, by the leader's clock."""
 
     expires_ns: int
 
@@ -374,7 +376,7 @@ class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenStatus(msgspec.Struct, frozen=True, gc=False):
-    """Token without its digest."""
+    """A token, without its digest."""
 
     name: str
     role: str
@@ -390,7 +392,7 @@ class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Bearer of the token; both empty if it is not valid."""
+    """Name and role of the token's bearer; both are empty if the token is not valid."""
 
     name: str
     role: str
@@ -415,7 +417,7 @@ class RecordedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
-    """The last calls, oldest first; `dropped`: number of calls before or between them that are no longer stored."""
+    """The last calls, oldest first. `dropped` is the number of calls before or between them that are no longer stored."""
 
     calls: tuple[RecordedCall, ...]
     dropped: int
@@ -425,7 +427,7 @@ Rows = dict[str, object]
 
 
 def document(kind: str, **fields: object) -> Rows:
-    """Return a document with the two fields common to all."""
+    """Return a document with these fields and the two fields that all documents have."""
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
@@ -482,7 +484,7 @@ def _plain(answer: msgspec.Struct) -> Rows:
 
 
 IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
-"""Parts of a fleet's status whose times are printed in seconds → number of digits: an agent's pause takes microseconds."""
+"""Part of a fleet's status whose times are printed in seconds → number of digits. An agent's pause takes microseconds."""
 
 
 def _status(answer: FleetStatus) -> Rows:

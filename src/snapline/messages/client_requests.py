@@ -1,7 +1,7 @@
 """Requests of clients to a host, and its answers: inputs for its agents with the outcome of each, and questions about agents.
 
-Names are those of `inputs.proto`; `client_wire.py` encodes everything here. A request holds at most `INPUTS_MAX` inputs, and their payloads
-together are no larger than one message between agents. Therefore the cost of a request is bounded, and a client with more inputs
+Names are those of `inputs.proto`; `client_wire.py` encodes the structs of this module. A request holds at most `INPUTS_MAX` inputs, whose
+payloads together are no larger than one message between agents. Therefore the cost of a request is bounded, and a client with more inputs
 makes several requests.
 """
 
@@ -10,24 +10,25 @@ from typing import Annotated
 import msgspec
 
 INPUTS_MAX = 1000
-"""Largest number of inputs in one request: encoding its batch and answering it then take milliseconds."""
+"""Largest number of inputs in one request. Encoding a batch of this size and answering the request take milliseconds."""
 
 PART_BYTES = 1024 * 1024
-"""Size of a message of a request; a larger input is split into parts. A server accepts at most 2 MiB at once."""
+"""Size in bytes of one message of a request. A larger input is split into parts; a server accepts at most 2 MiB at once."""
 
 KEY_CHARACTERS_MAX = 128
-"""Largest length of a key, the same as of an id. An agent's checkpoints hold the keys of its last inputs."""
+"""Largest length of a key, the same as of an id. An agent's checkpoints hold the keys of the agent's latest inputs."""
 
 ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
-"""Outcomes of an input: durable now; durable before; retry later; rejected permanently; rejected because no public handler accepts it."""
+"""Outcomes of an input: newly durable; already durable; retry later; rejected permanently; rejected because no public handler accepts
+it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
-    """Input from a client.
+    """An input that a client gives to a host.
 
     Attributes:
         key: idempotency key; two inputs with the same key are one input.
-        payload: MessagePack behind its type's name, as `encode_message` makes it; if `type` is set, JSON of that type.
+            payload: name of the type followed by MessagePack, as `encode_message` makes it; if `type` is set, JSON of that type.
         public_only: deliver only to a handler that is marked public.
     """
 
@@ -43,9 +44,9 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: "accepted", "repeated", "retry", "refused" or "not public".
-        number: its number among the inputs of its agent; 0: none.
-        reason: why it was not accepted.
-        host, address: location of the agent, if it is not here and its location is known.
+        number: number of the input among the inputs of its agent; 0 if it has none.
+        reason: reason why the input was not accepted.
+        host, address: location of the agent, if the agent is on another host and its location is known.
     """
 
     status: str
@@ -56,19 +57,19 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
-"""Outcomes of an accepted input: its turn has run; it is a dead letter; its key is unknown. "retry": ask again."""
+"""Outcomes of an accepted input: its turn has run; it is a dead letter; its key is unknown. "retry" means to ask again."""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, gc=False):
-    """Result of one input.
+    """Result of asking for the answer to one input.
 
     Attributes:
         status: "replied", "buried", "retry" or "unknown".
-        number: its number among the inputs of its agent; 0: none.
-        type: name of the answer's type; empty: the turn gave no answer.
-        body: the answer as MessagePack.
+        number: number of the input among the inputs of its agent; 0 if it has none.
+        type: name of the answer's type; empty if the turn gave no answer.
+        body: the answer in MessagePack.
         reason: reason for "retry" and "unknown".
-        host, address: location of the agent, if it is not here and its location is known.
+        host, address: location of the agent, if the agent is on another host and its location is known.
     """
 
     status: str
@@ -83,16 +84,16 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
 STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of one document, the same as of a message. Larger states are read from the store itself."""
+"""Largest size of one document in bytes, the same as of a message. Larger states are read from the store itself."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
-    """Question to a host.
+    """Question to a host about an agent or about all its agents.
 
     Attributes:
-        what: "state": state in the newest snapshot; "live": state now, between two turns; "description": the agent's condition. For all agents of
-            the host, whatever `agent` is: "effects": effects that agents wait for; "waiting": agents with pending work; "trace": events of the
-            last seconds.
+            what: "state": state in the newest snapshot; "live": current state, between two turns; "description": the agent's condition.
+                Three values ask about all agents of the host and ignore `agent`: "effects": effects that agents wait for; "waiting":
+                agents with pending work; "trace": events of the last seconds.
         field: for a state, the path of the only value to return; for a trace, the part requested (`TraceWanted`).
     """
 
@@ -102,17 +103,17 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentState(msgspec.Struct, frozen=True):
-    """The state of one agent.
+    """State of one agent, as plain values.
 
     Attributes:
-        agent, kind: its id; its class, "module:Class".
-        host, incarnation: where it ran, or runs, and in which incarnation.
-        epoch: epoch of the snapshot; None for a live state.
-        time: when the snapshot was begun, or the live state was read; UTC.
-        is_live: the state is the agent's state between two turns just now; a recovery may undo it.
+        agent, kind: id of the agent; its class, `"module:Class"`.
+        host, incarnation: host and incarnation of the agent.
+        epoch: epoch of the snapshot; None if the state is live.
+        time: UTC time at which the snapshot began, or the live state was read.
+        is_live: the state is the agent's current state between two turns, which a recovery may undo.
         is_unborn: the message that creates the agent is in transit, so the agent has no state yet.
-        field: path that was requested; empty: none.
-        state: plain JSON values; with `field`, the value at that path.
+        field: path that was requested; empty if none was.
+        state: state as plain JSON values; with `field`, the value at that path.
     """
 
     agent: str
@@ -128,18 +129,19 @@ class AgentState(msgspec.Struct, frozen=True):
 
 
 class WaitingAgent(msgspec.Struct, frozen=True):
-    """An agent with pending work, as its host sees it now; a recovery may undo it.
+    """An agent with pending work, as its host sees it now. A recovery may undo this.
 
     Attributes:
-        host: host of the agent.
-        turn: cause of its durable turn: "message", "input", "timer", "start", "create", "letter"; "": no durable turn is open.
+        host: id of the agent's host.
+        turn: cause of the agent's durable turn: "message", "input", "timer", "start", "create", "letter"; "" if no durable turn is open.
         sender: sender of that message or input.
-        steps: entries of the turn's journal.
-        waits_for: what the turn waits for, as in `snapline agent describe`; "": it is running. waits_s: how long it has waited.
-        problem: why the turn cannot go on, or "".
+        steps: number of entries in the turn's journal.
+            waits_for: what the turn waits for, as in `snapline agent describe`; "" if the turn is running.
+            waits_s: time in seconds for which the turn has waited.
+        problem: reason why the turn cannot continue, or "".
         put_off: number of messages that the turn has deferred.
         inputs: number of inputs from clients that no turn has consumed.
-        dead_letters: number of its dead letters.
+        dead_letters: number of the agent's dead letters.
     """
 
     agent: str
@@ -156,7 +158,7 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
 
 class WaitingAgents(msgspec.Struct, frozen=True):
-    """Waiting agents of some hosts. `more`: number of agents omitted; `silent_hosts`: hosts that have not answered."""
+    """Agents with pending work on some hosts. `more` is the number of agents omitted; `silent_hosts` are hosts that have not answered."""
 
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
@@ -164,11 +166,11 @@ class WaitingAgents(msgspec.Struct, frozen=True):
 
 
 class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a host's trace that is requested. Each request makes the host trace for some seconds.
+    """Request for a part of a host's trace. Each request makes the host trace for some seconds.
 
     Attributes:
-        after: cursor of the last answer; "": everything that the host has, which is nothing before the first request.
-        every: sampling interval: every N-th message of each channel is traced from now on, the same ones at both ends.
+        after: cursor of the last answer; "" for all events that the host has, which are none before the first request.
+        every: sampling interval N: every N-th message of each channel is traced from now on, the same messages at both ends.
         most: largest number of lines; if there are more, the newest are returned.
     """
 
@@ -178,14 +180,14 @@ class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecentTrace(msgspec.Struct, frozen=True):
-    """Events on a host since an earlier request.
+    """Events on a host since the previous request.
 
     Attributes:
         cursor: cursor for the next request.
-        every: sampling interval: every N-th message of each channel is traced from now on.
+        every: sampling interval N: every N-th message of each channel is traced from now on.
         missed: number of lines lost or omitted since the given cursor.
         time_ns: time of the answer since 1970, by the host's clock.
-        lines: lines as `snapline run --trace` writes them (`recovery/trace_merge.py`), the first of them a plan line.
+        lines: lines as `snapline run --trace` writes them (`recovery/trace_merge.py`), the first of which is a plan line.
     """
 
     host: str
@@ -197,4 +199,4 @@ class RecentTrace(msgspec.Struct, frozen=True):
 
 
 class NotHereError(Exception):
-    """The host cannot answer now; the text says why."""
+    """The host cannot answer now. The error's text says why."""

@@ -1,9 +1,10 @@
-"""Inputs for a host and questions to it, as bytes.
+"""Encoding of clients' inputs for a host, and of questions to a host, as bytes.
 
 A request with inputs is one stream of messages of about 1 MiB; a larger input is split into parts. A reader counts the inputs of a request
-before building it. The cost is bounded: `INPUTS_MAX` inputs, whose payloads together are no larger than one message between agents.
+before building it. The cost is bounded: a request has at most `INPUTS_MAX` inputs, whose payloads together are no larger than one message
+between agents.
 
-The answer to a question about an agent is a JSON document, also split into parts of 1 MiB.
+The answer to a question about an agent is a JSON document, which is also split into parts of 1 MiB.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +47,7 @@ STREAM_MESSAGES_MAX = 64
 """Largest number of messages in one request: the parts of 16 MiB, and some that are not full."""
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""Messages up to this size are parsed without counting entries: even with the shortest entries the result is a few MiB."""
+"""Size in bytes up to which messages are parsed without counting entries: even with the shortest entries the result is a few MiB."""
 
 _ENTRIES_MAX = 2 + INPUTS_MAX * (1 + len(inputs_pb2.GivenInput.DESCRIPTOR.fields))
 
@@ -70,7 +71,7 @@ def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]
 
 
 def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
-    """Yield one entry, or one for each part."""
+    """Yield one entry for an input, or one entry for each of its parts."""
     size = len(given.payload)
     yield inputs_pb2.GivenInput(
         agent=given.agent,
@@ -86,7 +87,7 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
 
 
 class OfferReader:
-    """Request put together from the messages of its stream.
+    """A request that is put together from the messages of its stream.
 
     Attributes:
         client: sender's name, as the sender claims it.
@@ -103,7 +104,7 @@ class OfferReader:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bool:
-        """Add a message; return whether more are to come.
+        """Add a message; return whether more messages follow.
 
         Raises:
             ProtocolError: the message is invalid, or the request exceeds a limit.
@@ -138,7 +139,7 @@ class OfferReader:
 
 
 def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
-    """Return the input whose first, or only, entry this is."""
+    """Return the input whose first or only entry is `first`."""
     return GivenInput(first.agent, first.key, payload, first.type, first.public_only)
 
 
@@ -148,10 +149,10 @@ def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
 
 
 def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
-    """Decode a host's answer.
+    """Decode a host's answer to a request with inputs.
 
     Raises:
-        ProtocolError: the bytes are no answer.
+        ProtocolError: the bytes are not such an answer.
     """
     reply = parsed(inputs_pb2.OfferReply, data)
     assert isinstance(reply, inputs_pb2.OfferReply)
@@ -170,7 +171,7 @@ def decode_ask(data: bytes) -> tuple[str, str, bool]:
     """Return the agent, the key, and whether an early answer is acceptable.
 
     Raises:
-        ProtocolError: the bytes are no such request.
+        ProtocolError: the bytes are not such a request.
     """
     request = parsed(inputs_pb2.AskRequest, data)
     assert isinstance(request, inputs_pb2.AskRequest)
@@ -178,7 +179,7 @@ def decode_ask(data: bytes) -> tuple[str, str, bool]:
 
 
 def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
-    """Yield the messages of one answer."""
+    """Yield the messages that carry one answer."""
     size = len(answer.body)
     yield inputs_pb2.AskReply(
         status=answer.status,
@@ -196,7 +197,7 @@ def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
 
 
 class AnswerReader:
-    """Answer put together from the messages of its stream."""
+    """An answer that is put together from the messages of its stream."""
 
     def __init__(self) -> None:
         self._first: inputs_pb2.AskReply | None = None
@@ -204,7 +205,7 @@ class AnswerReader:
         self._size_bytes = 0
 
     def take(self, data: bytes) -> AskOutcome | None:
-        """Add a message; return the answer with the last one.
+        """Add a message. Return the answer if the message is the last one.
 
         Raises:
             ProtocolError: the message is invalid, or the answer exceeds the size limit of a message.
@@ -233,15 +234,15 @@ _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 
 
 def encode_question(question: Question) -> bytes:
-    """Encode a question."""
+    """Encode a question about an agent or a host."""
     return agents_pb2.ShowRequest(agent=question.agent, what=question.what, field=question.field).SerializeToString()
 
 
 def decode_question(data: bytes) -> Question:
-    """Decode a question.
+    """Decode a question about an agent or a host.
 
     Raises:
-        ProtocolError: the bytes are no question.
+        ProtocolError: the bytes are not a question.
     """
     request = parsed(agents_pb2.ShowRequest, data)
     assert isinstance(request, agents_pb2.ShowRequest)
@@ -251,12 +252,12 @@ def decode_question(data: bytes) -> Question:
 
 
 def trace_question(wanted: TraceWanted) -> Question:
-    """Return the question for a part of a host's trace."""
+    """Return the question that asks for a part of a host's trace."""
     return Question("", TRACE, msgspec.json.encode(wanted).decode())
 
 
 def trace_wanted(question: Question) -> TraceWanted:
-    """Return the part of the trace that is requested.
+    """Return the part of the trace that the question asks for.
 
     Raises:
         ProtocolError: the question names no part of a trace.
@@ -273,20 +274,20 @@ def retry_message(reason: str) -> bytes:
 
 
 def view_messages(json: bytes) -> Iterator[bytes]:
-    """Yield the messages of one answer."""
+    """Yield the messages that carry a document."""
     for start in range(0, max(1, len(json)), PART_BYTES):
         end = start + PART_BYTES
         yield agents_pb2.ShowReply(json=json[start:end], more=end < len(json)).SerializeToString()
 
 
 class ViewReader:
-    """Answer put together from the messages of its stream."""
+    """A document that is put together from the messages of its stream."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bytes | None:
-        """Add a message; return the document with the last one.
+        """Add a message. Return the document if the message is the last one.
 
         Raises:
             ProtocolError: the message is invalid, or the document exceeds the size limit.

@@ -1,9 +1,9 @@
-"""The coordinator's client for tools: its unary calls, with structs instead of protobuf and snapline's own errors.
+"""The client through which tools call the coordinator: unary calls, with structs instead of protobuf and with snapline's own errors.
 
-Hosts hold an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` is pure, and both use it to choose the next replica to ask. A replica
-that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded port, another network, an
-internal name), while the configured address of the leader is reachable. So the named address is asked first. If it does not answer, the
-configured addresses are asked in turn, and the named address is skipped until each of them was asked.
+Hosts use an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` is pure; hosts and tools use it to choose the next replica to
+ask. A replica that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded
+port, another network, an internal name), while the configured address of the leader is reachable. So the named address is asked first. If
+it does not answer, the configured addresses are asked in turn, and the named address is skipped until each of them was asked.
 """
 
 import asyncio
@@ -50,23 +50,26 @@ from snapline.security.transport import Security, distrust_reason, transport_mis
 
 
 class ReplicaChoice:
-    """Attributes:
-    given: all configured addresses, in their order; never empty.
+    """Choice of the replica to ask next.
+
+    Attributes:
+    given: all configured addresses, in the given order; never empty.
     current: address to ask now.
     """
 
     def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:
-        """`may_use_address`: whether an address named by a replica may be used. With a single configured address, any named address is tried."""
+        """Create the choice. `may_use_address` says whether an address that a replica names may be used. With one configured address, any
+        may be."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_use_address = may_use_address if len(self.given) > 1 else lambda address: True
         self._place = 0
-        """Index in `given` of the last address asked."""
+        """Index in `given` of the configured address that was asked last."""
         self._unreached: dict[str, None] = {}
-        """Addresses named by replicas that have not answered since the last round began."""
+        """Addresses that replicas have named and that have not answered since the last round began."""
 
     def on_not_leader(self, address: str, leader: str) -> None:
-        """Note that the replica at `address` does not lead; `leader`: the address that it names, or empty."""
+        """Note that the replica at `address` does not lead. `leader` is the address that the replica names, or empty."""
         self._unreached.pop(address, None)
         self._asked(address)
         if leader and leader not in self._unreached and self._may_use_address(leader):
@@ -93,31 +96,32 @@ class ReplicaChoice:
 
 
 TIMEOUT_S = 10.0
-"""Time limit for calls that only read the coordinator's memory."""
+"""Time limit in seconds for calls that only read the coordinator's memory."""
 
 READ_TIMEOUT_S = 600.0
-"""Time limit for calls that read the store: `verify` reads every byte of it."""
+"""Time limit in seconds for calls that read the store: `verify` reads every byte of the store."""
 
 SNAPSHOT_TIMEOUT_S = 120.0
-"""Time limit for a snapshot or a restore; the fleet's own default time-out is 60 s."""
+"""Time limit in seconds for a snapshot or a restore. The fleet's own default time-out is 60 s."""
 
 LOCATED_MAX = 2000
-"""Largest number of agents in one call: with the longest names they fit into its request."""
+"""Largest number of agents in one call: with names of maximal length they fit into the call's request."""
 
 LEADER_KEY = "snapline-leader"
-"""Trailing metadata of a replica that does not lead: the leader's address, or empty if unknown."""
+"""Trailing metadata from a replica that does not lead: the leader's address, or empty if unknown."""
 
 TROUBLE_S = 2.5
-"""Time after which a call that is still retrying reports why: an election takes a second or two."""
+"""Time in seconds after which a call that is still retrying reports the reason. An election takes a second or two."""
 
 RETRY_S = 0.05
-"""Pause before trying the next replica: an election takes a second or two."""
+"""Pause in seconds before the next replica is tried. An election takes a second or two."""
 
 RETRY_TIME_LEFT_MIN_S = 0.25
-"""Least remaining time for another attempt: a call cut short would report an unknown outcome instead of the silent replica."""
+"""Least remaining time in seconds for another attempt. A call cut short would report an unknown outcome instead of the silent replica."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
-"""Time for retrying an unreachable coordinator, and the pause between attempts: it may be starting, or its machine overloaded."""
+"""Time in seconds for retrying an unreachable coordinator, and the pause between attempts. It may be starting, or its machine
+overloaded."""
 
 _Reply = TypeVar("_Reply")
 
@@ -125,11 +129,11 @@ _Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class CoordinatorClient:
-    """Calls to the coordinator; create it inside a running event loop. All methods may run concurrently.
+    """Calls to the coordinator. Create the object inside a running event loop. All methods may run concurrently.
 
-    `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A replica
-    that does not lead names the leader; if a replica does not answer, the client tries the next until the call's time limit
-    (`ReplicaChoice`). A call may therefore be made twice; calls that change state are idempotent by their subject.
+    `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A
+    replica that does not lead names the leader. If a replica does not answer, the client tries the next one until the call's time limit
+    (`ReplicaChoice`). So a call may be made twice; a repeated call that changes state has no further effect.
 
     All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
@@ -142,7 +146,7 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """Create a client. `on_trouble` gets a sentence when a call has been retrying for a while: no replica answers, or none leads."""
+        """Create a client. `on_trouble` gets a sentence when a call has retried for a while because no replica answers or none leads."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
@@ -150,20 +154,20 @@ class CoordinatorClient:
             [part.strip() for part in address.split(",") if part.strip()], self._security.may_dial
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._channel(self._turns.current)  # raises early if the address must not be used
+        self._channel(self._turns.current)  # Raises early if the address must not be used.
 
     async def close(self) -> None:
-        """Close the connections; pending calls are cancelled."""
+        """Close the connections. Pending calls are cancelled."""
         for channel in self._channels.values():
             await channel.close()
 
     async def status(
         self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
     ) -> FleetStatus:
-        """Return the fleet's status. `stale`: any replica may answer, from its applied state.
+        """Return the fleet's status. With `stale`, any replica may answer, from the state that it has applied.
 
-        `unconfirmed`: the leader answers without confirming its leadership, which saves a write to the log. A replaced leader may answer briefly;
-        only callers that poll should use this.
+        With `unconfirmed`, the leader answers without confirming its leadership, which saves a write to the log. A replaced leader may then
+        answer for a short time, so only callers that poll should use this.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
@@ -184,7 +188,7 @@ class CoordinatorClient:
         return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return the recovery line if these agents (or `host:h1`; none: all) fail.
+        """Return the recovery line if these agents (or all agents of a host, `host:h1`) fail. Without any, all agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
@@ -202,7 +206,7 @@ class CoordinatorClient:
     async def preview_restore(
         self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
     ) -> RestorePreview:
-        """Return what a restore of a snapshot would undo; raise what `restore` raises for that snapshot."""
+        """Return what a restore of a snapshot would undo. Raises the errors that `restore` raises for that snapshot."""
         reply: RestorePreview = await self._call(
             "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
         )
@@ -215,7 +219,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: the snapshot does not exist.
-            UsageError: the fleet cannot be restored to it, with the reason.
+            UsageError: the fleet cannot be restored to the snapshot, for the given reason.
             ExternalFailureError: no plan could be made in time, or another restore is in progress.
         """
         reply: RestoreReply = await self._call(
@@ -224,7 +228,7 @@ class CoordinatorClient:
         return reply
 
     async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Return the locations of these agents, in their order; `LOCATED_MAX` at most."""
+        """Return the locations of these agents, in the given order; at most `LOCATED_MAX` agents."""
         reply: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
         return reply
 
@@ -236,12 +240,12 @@ class CoordinatorClient:
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """Return one page of released outputs after a cursor; wait for an output if there is none.
+        """Return one page of released outputs after a cursor. If there is none, wait for an output.
 
         Raises:
             UsageError: the cursor does not belong to this fleet's store.
             NotFoundError: the outputs after the cursor were deleted.
-            DamagedDataError, StoreError: as found by the coordinator.
+            DamagedDataError, StoreError: the coordinator found damage, or could not read the store.
         """
         wait_ms = round(wait_s * 1000)
         page: ReadOutputsReply = await self._call(
@@ -255,7 +259,8 @@ class CoordinatorClient:
         return reply
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
-        """Acknowledge all outputs up to `cursor` for a consumer; return its position. The first call creates the consumer; positions never go back.
+        """Acknowledge all outputs up to `cursor` for a consumer; return the consumer's position. The first call creates the consumer;
+        positions never go back.
 
         Raises:
             UsageError: the name is not valid, or the cursor does not belong to this fleet's store.
@@ -264,21 +269,22 @@ class CoordinatorClient:
         return reply.cursor
 
     async def forget_consumer(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Delete a consumer and its position; raise NotFoundError if it does not exist."""
+        """Delete a consumer and its position. Raises NotFoundError if the consumer does not exist."""
         await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Read "status", "members" or "metrics" of the replica that is called, leader or not."""
+        """Return "status", "members" or "metrics" of the replica that is called, whether or not it leads."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(
         self, to: str = "", timeout_s: float = TIMEOUT_S, *, only_from: str = ""
     ) -> dict[str, object]:
-        """Make replica `to` the leader, or else the most up-to-date one. If `only_from` is given, act only while that replica leads."""
+        """Make replica `to` the leader, or without `to` the most up-to-date replica. With `only_from`, act only while that replica
+        leads."""
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have a replica end. Its supervisor starts it again.
+        """Make a replica exit. Its supervisor starts it again.
 
         Raises:
             NotFoundError: no replica has this name.
@@ -286,7 +292,7 @@ class CoordinatorClient:
         await self._call("EndReplica", timeout_s, name=name)
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
-        """Return the whole replicated state and the cluster name."""
+        """Return the complete replicated state and the cluster name."""
         reply: BackupReply = await self._call("Backup", timeout_s)
         try:
             return zlib.decompress(reply.image), reply.cluster
@@ -304,18 +310,18 @@ class CoordinatorClient:
         *,
         died_in: Sequence[TurnDeath] = (),
     ) -> bool:
-        """Report for a launcher that this run of a host ended during these turns; return whether the fleet counted it as alive."""
+        """Report for a launcher that this run of a host ended during these turns. Return whether the fleet counted the run as alive."""
         turns = [msgspec.structs.asdict(death) for death in died_in]
         fields = {"host": host, "instance": instance, "reason": reason, "died_in": turns}
         reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
         return reply.is_known
 
     async def forget_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Delete the record of a host that does not come back.
+        """Delete the record of a host that will not return.
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is alive, or agents are placed there until the next plan.
+            UsageError: the host is alive, or agents are placed on it until the next plan.
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
@@ -327,7 +333,7 @@ class CoordinatorClient:
         is_even: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> MoveAgentsReply:
-        """Drain hosts, resume them, or spread agents evenly. Agents move by the next plan; `status` shows their placement.
+        """Drain hosts, resume them, or spread agents evenly. The next plan moves the agents; `status` shows their placement.
 
         Raises:
             NotFoundError: a host does not exist.
@@ -338,13 +344,13 @@ class CoordinatorClient:
         return reply
 
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
-        """End a host's process and fence it: its later messages are rejected even if it does not receive this request.
+        """End a host's process and fence the host: its later messages are rejected even if the host does not receive this request.
 
-        `host_start`: end this run only, so that repeated calls end no later run; 0: the current run.
+        `host_start` restricts the call to this run, so that repeated calls end no later run; 0 means the current run.
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is not alive, or runs anew.
+            UsageError: the host is not alive, or has started again.
         """
         await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
@@ -353,7 +359,7 @@ class CoordinatorClient:
     async def make_token(
         self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
     ) -> MakeTokenReply:
-        """Register a token by its digest; for this many seconds it authenticates its bearer as `name` with `role`.
+        """Register a token by its digest. For `valid_s` seconds the token authenticates its bearer as `name` with `role`.
 
         Raises:
             UsageError: a token of this name exists, there are too many tokens, or the role is not a user role.
@@ -363,30 +369,31 @@ class CoordinatorClient:
         return made
 
     async def revoke_token(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Revoke a token; raise NotFoundError if no token has this name."""
+        """Revoke a token. Raises NotFoundError if no token has this name."""
         await self._call("RevokeToken", timeout_s, name=name)
 
     async def read_tokens(self, timeout_s: float = TIMEOUT_S) -> ReadTokensReply:
-        """Return all tokens."""
+        """Return all tokens, without their digests."""
         reply: ReadTokensReply = await self._call("ReadTokens", timeout_s)
         return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Return the bearer of the token with this digest (called by hosts)."""
+        """Return the bearer of the token with this digest. Hosts call this method."""
         reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return reply
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Record a user's call to a host before it is made; raise UsageError if their token or certificate is not valid (any more)."""
+        """Record a user's call to a host before the call is made. Raises UsageError if the user's token or certificate is not or no
+        longer valid."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
-        """Return the last calls of users that changed state."""
+        """Return the last calls of users that changed state, `count` at most."""
         reply: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
         return reply
 
     async def _call(self, call: str, timeout_s: float, /, **fields: object) -> Any:  # the call's own answer
-        """Call one replica after the other until one answers on behalf of the fleet."""
+        """Call one replica after another until one answers on behalf of the fleet."""
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
@@ -451,14 +458,14 @@ class CoordinatorClient:
         )
 
     async def _check_transport(self) -> None:
-        """Raise UsageError if a replica uses TLS while we use plaintext, or the other way round."""
+        """Raise UsageError if a replica uses TLS while we use plaintext, or the reverse."""
         for address in self._turns.given:
             mismatch = await transport_mismatch(self._security, address)
             if mismatch is not None:
                 raise UsageError(mismatch)
 
     async def _distrust(self) -> AuthenticationError | None:
-        """Return the error if certificates keep us from every replica."""
+        """Return the error if certificates prevent us from using every replica; None otherwise."""
         last_failure = ("", "")
         for address in self._turns.given:
             reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
@@ -478,7 +485,7 @@ class CoordinatorClient:
 async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
     """Retry a call until the coordinator answers or the time limit is reached.
 
-    The call may be made more than once. No tool request does harm if repeated: a second snapshot is one snapshot more.
+    The call may be made more than once. Repeating a tool's request does no harm: a second snapshot is just one more snapshot.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -491,7 +498,7 @@ async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply
 
 
 def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
-    """Return the error that the server raised, if the reply names it."""
+    """Return the error that the server raised; None if the reply does not name one."""
     name = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
     error_class = getattr(errors, name, None) if isinstance(name, str) else None
     return (
@@ -502,7 +509,7 @@ def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
-    """Return the error that the coordinator raised, or else the meaning of the failed call."""
+    """Return the error that the coordinator raised, or an error that describes why the call failed."""
     details, named = error.details() or "", named_error(error)
     if named is not None:
         return named

@@ -1,7 +1,7 @@
 """Records of the topic `@effects`: a fleet's ledger of its external effects. No I/O.
 
-Each record is an output of the agent that owns the effect (`host/host_effects.py`). So it is released with its epoch, once and in order, and a
-restore reverts it like any other output.
+Each record is an output of the agent that owns the effect (`host/host_effects.py`). So each record is released with its epoch, once and in
+order, and a restore reverts it like any other output.
 """
 
 from typing import Any, Literal
@@ -9,37 +9,38 @@ from typing import Any, Literal
 import msgspec
 
 EFFECTS_TOPIC = "@effects"
-"""Topic of the ledger. Agents cannot emit under it: their topics contain no "@"."""
+"""Topic of the ledger. Agents cannot emit outputs under this topic: their topics contain no "@"."""
 
 INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
-"""Stages: the effect may be called once this record is released; it succeeded; it failed; its turn failed later and it is not undone."""
+"""Stages: the effect may be called once this record is released; it succeeded; it failed; its turn failed later and the effect is not
+undone."""
 
 NOT_DONE = "not-done"
-"""Stage: an operator has declared that an effect in doubt was not done; it may be called once this record is released."""
+"""Stage in which an operator has declared that an effect in doubt was not executed. It may be called once this record is released."""
 
 UNDO = "/undo"
 """Suffix of a compensation's key."""
 
 TEXT_CHARACTERS_MAX = 400
-"""Largest length of readable arguments and results: the ledger is no archive."""
+"""Largest length of readable arguments and results in characters, because the ledger is not an archive."""
 
 
 class EffectRecord(msgspec.Struct, frozen=True):
-    """Record of the ledger, emitted by the agent that owns the effect.
+    """One record of the ledger, emitted by the agent that owns the effect.
 
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
-        key: key within the agent; a key that begins with `@` was generated for its turn.
-        generation: 1, and one more after each compensation.
+        key: key of the effect within the agent; a key that begins with `@` was generated for the effect's turn.
+        generation: generation of the effect: 1, and one more after each compensation.
         name: name of the effect.
         outside_key: idempotency key given to the external service.
-        arguments: readable arguments.
-        result: readable result; for "failed", the error.
-        undo: its compensation, `"module:function"`, or "".
+        arguments: arguments as readable text.
+        result: result as readable text; for "failed", the error.
+        undo: compensation of the effect, `"module:function"`, or "".
         undo_arguments: arguments of the compensation, each encoded.
         undoes, undoes_generation: for a compensation, the effect that it undoes.
         saga: the saga that contains the effect, or "".
-        timeout_s: time limit of one call.
+        timeout_s: time limit of one call in seconds.
         has_probe, is_repeatable: how to find out after a crash whether the effect was done.
     """
 
@@ -61,18 +62,18 @@ class EffectRecord(msgspec.Struct, frozen=True):
 
 
 EffectState = Literal["waiting", "in doubt", "needs people", "open"]
-"""State of an effect that has not ended: its intent is not released; an earlier incarnation may have called it; it is not called until an operator
-resolves it; it is being called."""
+"""State of an effect that has not ended. Waiting: its intent is not released. In doubt: an earlier incarnation may have called it. Needs
+people: it is not called until an operator resolves it. Open: it is being called."""
 
 NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
 class UnfinishedEffect(msgspec.Struct, frozen=True):
-    """An effect that an agent waits for, as its host sees it.
+    """An effect that an agent waits for, as the agent's host sees it.
 
     Attributes:
-        intent: its intent if that is not released yet and so not in the ledger.
-        asked_ns: wall-clock time of that intent since 1970.
+        intent: the effect's intent, if it is not released yet and so not in the ledger.
+        asked_ns: wall-clock time of that intent in nanoseconds since 1970.
     """
 
     agent: str
@@ -87,26 +88,26 @@ _decoder = msgspec.msgpack.Decoder(EffectRecord)
 
 
 def read_record(payload: bytes) -> EffectRecord:
-    """Decode the record in an output under `@effects` from its payload: the name of its type, and its body."""
+    """Decode the record from the payload of an output under `@effects`: the name of its type, and its body."""
     return _decoder.decode(memoryview(payload)[1 + payload[0] :])
 
 
 def readable(value: Any) -> str:
-    """Return a value as readable text in one line, truncated if long."""
+    """Return a value as one line of readable text, truncated if long."""
     try:
         text = msgspec.json.encode(value, enc_hook=repr).decode()
-    except Exception:  # raised for a key that is not text, or by the value's own class
+    except Exception:  # A key that is not text, or the value's own class, may raise anything.
         text = repr(type(value))
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 def undo_key(key: str, generation: int) -> str:
-    """Return the key of this generation's compensation; each compensation is an effect of its own."""
+    """Return the key of the compensation of this generation. Each compensation is an effect of its own."""
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
 def effect_undone_by(key: str) -> tuple[str, int] | None:
-    """Return the effect and generation that the compensation with this key undoes; None if the key is no compensation's."""
+    """Return key and generation of the effect that the compensation with this key undoes; None if the key belongs to no compensation."""
     if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
@@ -114,5 +115,5 @@ def effect_undone_by(key: str) -> tuple[str, int] | None:
 
 
 def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """Return the idempotency key given to the service: the same for every call of one effect, across all crashes."""
+    """Return the idempotency key given to the external service. Every call of one effect uses the same key, across all crashes."""
     return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

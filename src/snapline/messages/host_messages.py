@@ -1,13 +1,13 @@
 """Messages between hosts and the coordinator, as structs. The comments in `coordinator.proto` explain the fields.
 
-The codec maps structs and fields by name, so their names are those of `coordinator.proto`.
+The codec maps structs and fields by name, so they have the names of `coordinator.proto`.
 """
 
 import msgspec
 
 
 class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
-    """Peer host of the plan, and how long there has been no link to it. `is_waited`: a message or request waits for the link."""
+    """A peer host of the plan, and how long there has been no link to it. `is_waited`: a message or request waits for the link."""
 
     host: str
     host_start: int
@@ -16,13 +16,13 @@ class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
 
 
 CAPTURE, STOP_WHEN = "capture", "stop_when"
-"""Names of special turns: an agent's state is captured; the fleet's predicate is evaluated, which belongs to no agent."""
+"""Names of special turns: the capture of an agent's state, and the evaluation of the fleet's predicate, which belongs to no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
-    """A turn during which a host's process died; `times`: number of such deaths, in plans.
+    """A turn during which a host's process died. `times` is the number of such deaths, counted in plans.
 
-    `limit`: number of deaths tolerated. `is_beside`: the turn ran in a thread, next to the event loop.
+    `limit` is the number of deaths tolerated. `is_beside` means that the turn ran in a thread, next to the event loop.
     """
 
     agent: str
@@ -35,7 +35,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     times: int = 0
 
     def describe(self) -> str:
-        """Return a readable description of what the process did."""
+        """Return a readable description of what the process was doing."""
         if self.what == STOP_WHEN:
             return "stop_when was asked"
         if self.what == CAPTURE:
@@ -49,11 +49,11 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
-    """Base of messages from a host to the coordinator."""
+    """Base class of messages from a host to the coordinator."""
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False):
-    """Base of messages from the coordinator to hosts. All are idempotent and sent again on every new stream."""
+    """Base class of messages from the coordinator to hosts. All are idempotent, and are sent again on every new stream."""
 
 
 class AgentKind(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +64,8 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceRule(msgspec.Struct, frozen=True, gc=False):
-    """Placement of some agents on one of these hosts, as long as one is present. `agents`: an id, or a prefix of ids followed by `*`."""
+    """Rule that places some agents on one of these hosts, as long as one is present. `agents`: an id, or a prefix of ids followed by
+    `*`."""
 
     agents: str
     hosts: tuple[str, ...]
@@ -82,7 +83,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StandingAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent that waits for an operator in the middle of a durable turn. `kind`: kind of the concern."""
+    """An agent that waits for an operator in the middle of a durable turn. `kind` is the kind of the fleet's concern about it."""
 
     agent: str
     kind: str
@@ -91,7 +92,7 @@ class StandingAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
-    """A pack that a host has made durable, as reported to the coordinator."""
+    """A pack that a host has made durable, as the host reports it to the coordinator."""
 
     path: str
     size_bytes: int
@@ -164,10 +165,11 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):
-    """A host's part of an epoch is durable. Columns; indices point into `names`.
+    """Report that a host's part of an epoch is durable. The fields are columns; indices point into `names`.
 
-    `slowest`, `start_delay_ns` … `store_ns`: the agent of this host that recorded last; phases as in `PartTimes`. `new_bytes`: bytes written.
-    `since`: omitted channels are unchanged since this host's report of that epoch; 0: no channel is omitted.
+    `slowest` is the agent of this host that recorded last, with its phases `start_delay_ns` … `store_ns` as in `PartTimes`. `new_bytes`
+    is the number of bytes written. `since`: channels that are omitted are unchanged since this host's report of that epoch; 0 if none is
+    omitted.
     """
 
     epoch: int
@@ -236,11 +238,11 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """Request to log inputs under this plan, or a later report of what was written.
+    """Request to log inputs under this plan, or a later report of what was logged.
 
     Attributes:
         key: public key with which the host signs batches; empty if they are not signed.
-        newest: number of the last durable batch if the store is signed or encrypted; else 0.
+        newest: number of the last durable batch if the store is signed or encrypted; 0 otherwise.
     """
 
     plan: int
@@ -249,7 +251,7 @@ class OpenLog(HostMessage, frozen=True, gc=False):
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
-    """Epoch request: a client waits for an epoch that holds what agents here have done."""
+    """Epoch request: a client waits for an epoch that holds what agents of this host have done."""
 
     plan: int
 
@@ -272,7 +274,8 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """A turn requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place`: location in the agent's code."""
+    """Report that a turn has requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place` is the
+    line in the agent's code."""
 
     agent: str
     incarnation: int
@@ -282,7 +285,7 @@ class WantRollback(HostMessage, frozen=True, gc=False):
 
 
 class TurnSurvived(HostMessage, frozen=True, gc=False):
-    """A turn that had killed processes before has ended well."""
+    """Report that a turn that had killed processes before has ended successfully."""
 
     agent: str
     digest: bytes
@@ -301,7 +304,7 @@ class Leave(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsStored(HostMessage, frozen=True, gc=False):
-    """Checkpoints of single agents, taken on their own or for a round, are durable. Columns; see the proto."""
+    """Report that checkpoints of single agents, taken independently or for a round, are durable. The fields are columns; see the proto."""
 
     host_start: int
     plan: int
@@ -327,7 +330,8 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):
-    """Agents frozen: no agent of the host takes a turn; each agent except `running` has a durable checkpoint of its live state."""
+    """Report that agents are frozen: no agent of the host takes a turn; each agent except `running` has a durable checkpoint of its live
+    state."""
 
     plan: int
     number: int
@@ -336,8 +340,8 @@ class AgentsFrozen(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
-    """Answers of agents to a round's requests. Columns; `request_of` is an index into `agents`; `askers` names the
-    question that each of them answers."""
+    """Answers of agents to the requests of a round. The fields are columns. `request_of` is an index into `agents`; `askers` names the
+    agent whose request each of them answers."""
 
     epoch: int
     plan: int
@@ -353,7 +357,7 @@ class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
 
 
 class NumbersReported(HostMessage, frozen=True, gc=False):
-    """Current numbers of a host's agents; agents without a turn since their checkpoint are omitted."""
+    """Current numbers of a host's agents. Agents without a turn since their checkpoint are omitted."""
 
     request: int
     plan: int
@@ -366,7 +370,7 @@ class NumbersReported(HostMessage, frozen=True, gc=False):
 
 
 class MessagePart(HostMessage, frozen=True, gc=False):
-    """A part of a message that exceeds the size of one."""
+    """A part of a message that exceeds the size of one message on the wire."""
 
     data: bytes
     is_last: bool
@@ -376,7 +380,7 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 
 
 class Welcome(Directive, frozen=True, gc=False):
-    """`refuses_effects`: the fleet is a fork that must not perform external effects."""
+    """Admit a run of a host. `refuses_effects`: the fleet is a fork that must not perform external effects."""
 
     host_start: int
     cluster: str
@@ -404,7 +408,7 @@ class Roster(Directive, frozen=True, gc=False):
 
 
 class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent's place in a plan; `host` is an index into its hosts."""
+    """Place of an agent in a plan. `host` is an index into the plan's hosts."""
 
     agent: str
     kind: str
@@ -415,7 +419,7 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostLog(msgspec.Struct, frozen=True, gc=False):
-    """Input log of one run of a host under one plan. `newest`: number of a batch that the coordinator knows to be in it."""
+    """Input log of one run of a host under one plan. `newest` is the number of a batch that the coordinator knows to be in the log."""
 
     plan: int
     host: str
@@ -424,9 +428,9 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """Recovery plan. `logs`: logs of earlier plans that may still be written, or whose newest batch is known.
+    """Recovery plan. `logs` are the logs of earlier plans that may still be written, or whose newest batch is known.
 
-    `drop_before`: inputs beyond the line are dropped if they are in logs of plans below this number.
+    `drop_before`: inputs beyond the recovery line are dropped if they are in logs of plans below this number.
     """
 
     number: int
@@ -441,10 +445,10 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
-    """`base`: the newest complete epoch. If a host refers to a newer epoch, that epoch was condemned in the meantime.
+    """Begin an epoch. `base` is the newest complete epoch. If a host refers to a newer epoch, that epoch was condemned in the meantime.
 
-    `told`: an epoch of which this leader has all reports, so channels unchanged since then may be omitted; 0: none.
-    `again`: the host's report of this epoch was not sufficient.
+    `told` is an epoch of which this leader has all reports, so channels unchanged since then may be omitted; 0 if there is none.
+    `again` means that the host's earlier report of this epoch was not sufficient.
     """
 
     epoch: int
@@ -456,10 +460,11 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """`agents`, `inputs`: of a complete epoch, agents and the numbers of the last inputs that they had consumed in it; optional.
+    """End an epoch. For a complete epoch, `agents` and `inputs` may hold agents and the numbers of the last inputs that they had consumed
+    in it.
 
-    `emitters`, `outputs`: agents and the numbers of the last outputs that they had emitted in the epoch. They are sent in a second
-    EndEpoch, once the outputs of the epoch are released.
+    `emitters` and `outputs` hold agents and the numbers of the last outputs that they had emitted in the epoch. They are sent in a second
+    EndEpoch, when the outputs of the epoch are released.
     """
 
     epoch: int
@@ -472,13 +477,13 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Notice whether a consumer reads outputs live: if so, hosts request an epoch for each pending output."""
+    """Notice whether a consumer reads outputs live. If one does, hosts request an epoch for each pending output."""
 
     is_watched: bool
 
 
 class RollbackRefused(Directive, frozen=True, gc=False):
-    """Rollback refused: the agent waits until a plan is made for another reason."""
+    """Notice that a rollback was refused. The agent waits until a plan is made for another reason."""
 
     agent: str
     incarnation: int
@@ -495,7 +500,7 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """Log opened: every host that gets a later plan learns of this log.
+    """Confirmation that a log is open. Every host that gets a later plan learns of this log.
 
     Attributes:
         certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
@@ -539,7 +544,7 @@ class TurnedAway(Directive, frozen=True, gc=False):
 
 
 class CheckpointsKnown(Directive, frozen=True, gc=False):
-    """The host need not repeat its reports up to this number."""
+    """Notice that the host need not repeat its reports up to this number."""
 
     sequence: int
 
@@ -552,14 +557,14 @@ class FreezeAgents(Directive, frozen=True, gc=False):
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """End the freeze with this number; 0: end any freeze, for a host that missed the end of one."""
+    """End the freeze with this number; 0 ends any freeze, for a host that missed the end of one."""
 
     plan: int
     number: int
 
 
 class RequestCheckpoints(Directive, frozen=True, gc=False):
-    """A round sends requests to these agents; an empty asker makes the agent an initiator."""
+    """Make these agents handle the checkpoint requests of a round. An empty asker makes the agent an initiator."""
 
     epoch: int
     plan: int
@@ -569,18 +574,20 @@ class RequestCheckpoints(Directive, frozen=True, gc=False):
 
 
 class ReportNumbers(Directive, frozen=True, gc=False):
-    """Request for the agents' numbers, on behalf of a tool."""
+    """Request the current numbers of the agents, on behalf of a tool."""
 
     request: int
     plan: int
 
 
 SAME_SIGNAL_S = 0.2
-"""Two signals to a process within this time count as one stop: a terminal or batch system and the launcher pass on the same signal."""
+"""Two signals to a process within this time in seconds count as one stop, because a terminal or batch system and the launcher both pass
+it on."""
 
 
 class Quiesce(Directive, frozen=True, gc=False):
-    """Hold back inputs of clients, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are held."""
+    """Hold back inputs of clients, or calls of effects, until the next Quiesce, plan or stream. Answer with Quiesced if effects are
+    held."""
 
     number: int
     holds_inputs: bool = False
@@ -588,18 +595,18 @@ class Quiesce(Directive, frozen=True, gc=False):
 
 
 class Quiesced(HostMessage, frozen=True, gc=False):
-    """Effects held: no effect call is running on this host, and none will start until the hold of this number ends."""
+    """Report that effects are held: no effect call is running on this host, and none will start until the hold with this number ends."""
 
     number: int
 
 
 class WantLeave(HostMessage, frozen=True, gc=False):
-    """The host wants to stop: it waits for a snapshot that holds what its agents have done."""
+    """Report that the host wants to stop, and waits for a snapshot that holds what its agents have done."""
 
     reason: str = ""
 
 
 class MayLeave(Directive, frozen=True, gc=False):
-    """Epoch `epoch` holds what the host's agents had done when the host sent WantLeave."""
+    """Permission to stop: epoch `epoch` holds what the host's agents had done when the host sent WantLeave."""
 
     epoch: int

@@ -1,7 +1,8 @@
-"""Validation of untrusted JSON: HTTP request bodies and command-line arguments.
+"""Validation of untrusted JSON, which comes from HTTP request bodies and command-line arguments.
 
-Parsers differ in what they accept, and accepted oddities fail later, elsewhere. Therefore this module rejects at the border, with one sentence:
-text that is not UTF-8, numbers that JSON (NaN, infinity) or a message cannot represent, duplicate keys in an object, and unbounded nesting.
+Parsers differ in what they accept, and unusual values that one parser accepts cause failures later. Therefore this module rejects, with a
+one-sentence error, text that is not UTF-8, numbers that JSON (NaN, infinity) or a message cannot represent, duplicate keys in an object,
+and unbounded nesting.
 """
 
 import json
@@ -24,7 +25,7 @@ def read_json(given: bytes | str) -> Any:  # whatever it is
     try:
         text = given.decode() if isinstance(given, bytes) else given
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
-        msgspec.msgpack.encode(value)  # integers that are too large, and halves of surrogate pairs
+        msgspec.msgpack.encode(value)  # rejects integers that are too large, and halves of surrogate pairs
     except RecursionError:
         raise UsageError(NESTED) from None
     except UnicodeError:

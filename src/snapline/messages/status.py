@@ -1,8 +1,8 @@
-"""Status of a fleet and its concerns, as the coordinator reports them to tools; names are those of `coordinator.proto`.
+"""Status of a fleet and its concerns, as the coordinator reports them to tools. Names are those of `coordinator.proto`.
 
 A concern is a condition that needs attention, such as a wait or a missing resource, with its age and remedy. The leader derives concerns
-(`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`. `tests/deploy/test_alerts.py` fails
-if a kind is missing in docs/cli.md, in the alerts or in the runbook.
+(`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`. `tests/deploy/test_alerts.py`
+fails if a kind is missing in docs/cli.md, in the alerts or in the runbook.
 """
 
 import msgspec
@@ -32,7 +32,7 @@ KINDS: dict[str, str] = {
     "store": "bring the store back, as `snapline doctor --store STORE` finds it; the recovery goes on by itself",
     "turn": "`snapline agent describe {agent}` shows its journal; run the code that began the turn, or `snapline recovery restore ID` to before it",
 }
-"""Kind → remedy, a sentence without its full stop. `{host}` and `{agent}` are the first host and agent concerned."""
+"""Kind of a concern → remedy, a sentence without the full stop. `{host}` and `{agent}` are the first host and agent concerned."""
 
 URGENT = frozenset(
     ("certificate", "epochs", "hosts", "in_doubt", "killer", "log", "memory", "rollback", "rpo", "store", "turn")
@@ -45,11 +45,11 @@ class Concern(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: one of `KINDS`.
-        hosts: hosts concerned.
-        since_ns: duration so far, as seen by this leader.
-        text: description, a sentence without its full stop.
-        agents: agents concerned.
-        remedy: remedy, also a sentence without its full stop.
+        hosts: ids of the hosts concerned.
+        since_ns: duration so far in nanoseconds, as seen by this leader.
+        text: description, a sentence without the full stop.
+        agents: ids of the agents concerned.
+        remedy: remedy, also a sentence without the full stop.
     """
 
     kind: str
@@ -61,17 +61,17 @@ class Concern(msgspec.Struct, frozen=True):
 
 
 def remedy_of(concern: Concern) -> str:
-    """Return the remedy: the concern's own, or that of its kind."""
+    """Return the remedy of a concern: its own, or otherwise the remedy of its kind."""
     host, agent = next(iter(concern.hosts), "ID"), next(iter(concern.agents), "AGENT")
     return concern.remedy or KINDS[concern.kind].format(host=host, agent=agent)
 
 
 class HostStatus(msgspec.Struct, frozen=True):
-    """Status of a host; `state` is "alive", "lost" or "left".
+    """Status of a host. `state` is "alive", "lost" or "left".
 
     Attributes:
-        inputs_waiting: inputs from clients that no turn has consumed.
-        outputs_waiting, output_bytes_waiting: outputs that are not known to be released.
+        inputs_waiting: number of inputs from clients that no turn has consumed.
+        outputs_waiting, output_bytes_waiting: number and size of outputs that are not known to be released.
         agents_full: agents that accept no inputs, and run no turns of their own, until some of their outputs are released.
         is_drained: an operator keeps the host free of agents.
         agents_standing: agents that wait for an operator; the fleet's concerns name them.
@@ -105,9 +105,9 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": unknown, since only the leader knows.
-        since_ns: how long it has been degraded.
-        reason: latest failure; "" if it is not degraded.
-        next_try_ns: time until the next regular epoch; 0: now, or there are no regular epochs.
+        since_ns: time in nanoseconds for which the store has been degraded.
+        reason: latest failure; "" if the store is not degraded.
+        next_try_ns: time until the next periodic epoch; 0 if it begins now, or there are no periodic epochs.
         skipped: number of triggers and basic checkpoints deferred because of the store.
     """
 
@@ -120,13 +120,13 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 
 class ForkedFrom(msgspec.Struct, frozen=True):
-    """Origin of a fork.
+    """Origin of a forked fleet.
 
     Attributes:
         name: name of the fork.
-        parent, parent_name: cluster and name of the fleet that it was forked from.
+        parent, parent_name: cluster and name of the fleet from which the fork was made.
         epoch: epoch of the snapshot, in both fleets.
-        is_live: it may perform effects.
+        is_live: the fork may perform effects.
     """
 
     name: str
@@ -140,12 +140,12 @@ class RecoveryTime(msgspec.Struct, frozen=True):
     """Duration of a finished recovery, and what it undid.
 
     Attributes:
-        is_failure: a host or an agent had failed; otherwise agents moved, or the fleet was restored.
+        is_failure: a host or an agent had failed; if False, agents moved, or the fleet was restored.
         plan_ns: time from the first suspicion until the plan was committed.
-        load_ns: time from there until all hosts had applied it.
-        rolled_back: how many of `agents` did not keep their live state.
-        lost_ns: work lost; None: unknown, since agents checkpoint on their own.
-        checkpoints_lost: number of durable checkpoints past the line, over all agents.
+        load_ns: time from the commit until all hosts had applied the plan.
+        rolled_back: number of `agents` that did not keep their live state.
+        lost_ns: work lost, as time; None if unknown, since agents checkpoint independently.
+        checkpoints_lost: number of durable checkpoints after the recovery line, over all agents.
     """
 
     plan: int = 0
@@ -159,13 +159,14 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """Cost of failures: now, and of earlier ones.
+    """Cost of failures: the cost of a failure now, and of earlier ones.
 
     Attributes:
-        at_risk_ns: work lost if all hosts failed now, an upper bound where agents checkpoint on their own; None: the fleet does not run.
-        failures: number of failures in the last `observed_ns`, which reach back to the oldest plan kept.
-        recoveries: last finished recoveries, oldest first.
-        rpo_ns, rto_ns: objectives of the fleet's definition; 0: not set.
+        at_risk_ns: work lost if all hosts failed now (an upper bound where agents checkpoint independently); None if the fleet does not
+            run.
+        failures: number of failures in the last `observed_ns`, the time since the oldest plan that is kept.
+        recoveries: latest finished recoveries, oldest first.
+        rpo_ns, rto_ns: objectives in the fleet's definition; 0 if not set.
         missed: missed objectives, "rpo" and "rto"; only the leader knows them.
     """
 
@@ -179,17 +180,20 @@ class LossStatus(msgspec.Struct, frozen=True):
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):
-    """Cost of epochs, measured on the newest epoch that the leading process completed itself; None: there is no such epoch yet.
+    """Cost of epochs, measured on the newest epoch that the leading process completed itself. Values are None if there is no such epoch
+    yet.
 
     Attributes:
-        period_ns: time between two epochs; 0: they are requested by hand.
-        policy: policy if agents checkpoint on their own; "": they do not.
-        epochs: number of complete epochs kept, over which the next three are measured.
-        duration_ns, duration_max_ns: time from begin to decision; the mean, and the longest.
-        gap_ns: mean time between the begins of two epochs under one plan; 0: unknown.
+        period_ns: time between two epochs; 0 if epochs are only requested by hand.
+        policy: policy if agents checkpoint independently; "" if they do not.
+        epochs: number of complete epochs kept, over which the next three fields are measured.
+        duration_ns, duration_max_ns: mean and longest time from an epoch's beginning to its decision.
+        gap_ns: mean time between the beginnings of two epochs under one plan; 0 if unknown.
         pause_ns: longest wait of one agent.
-        capture_ns: total wait of a host's agents, one after another; the largest among the hosts.
-        new_bytes: bytes written for the epoch. state_bytes: size of its states, as if written whole. channel_state_bytes: size of its messages.
+        capture_ns: total wait of a host's agents, one after another; the largest value among the hosts.
+            new_bytes: bytes written for the epoch.
+            state_bytes: size of the epoch's states, as if all were written.
+            channel_state_bytes: size of the epoch's messages in transit.
     """
 
     period_ns: int = 0
@@ -206,9 +210,9 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed".
+    """Status of the fleet. `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role`: the caller's role, such as "operator"; "" without certificates, where everybody has all rights.
+    `caller_role` is the caller's role, such as "operator"; it is "" without certificates, where everybody has all rights.
     """
 
     fleet: str = ""
@@ -245,7 +249,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     caller_role: str = ""
 
     def total(self, name: str) -> int:
-        """Return the sum of a figure over the hosts."""
+        """Return the sum of a figure over all hosts."""
         return sum([getattr(host, name) for host in self.hosts])
 
 
@@ -268,14 +272,14 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     Attributes:
         node: id of the replica.
-        standing: see Standing.
+        standing: leadership as this replica sees it.
         is_learner: whether the replica lost its log and may not vote before it has caught up.
-        has_quorum: whether it is connected to a majority, including itself.
-        connected: ids of the other replicas it can send to, sorted.
-        commit_index: last entry known to be committed.
-        applied: last entry applied here.
-        first_index, last_index: bounds of its journal.
-        journal_bytes: size of these entries.
+        has_quorum: whether the replica is connected to a majority of replicas, including itself.
+        connected: ids of the other replicas to which it can send, sorted.
+        commit_index: index of the last entry known to be committed.
+        applied: index of the last entry that this replica has applied.
+        first_index, last_index: index of the first and last entry in the replica's journal.
+        journal_bytes: size of the journal's entries.
     """
 
     node: str
@@ -291,10 +295,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AskedReplica(msgspec.Struct, frozen=True):
-    """A replica of the coordinator, and its own report.
+    """A replica of the coordinator, and the status that it reported itself.
 
     Attributes:
-        id, address: as the replicas know it.
+        id, address: id and address under which the replicas know it.
         status: None if the replica has not answered.
         problem: reason why it has not answered.
     """
@@ -306,7 +310,7 @@ class AskedReplica(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an epoch requested by hand; epoch 0: it did not even begin.
+    """Outcome of an epoch requested by hand. Epoch 0 means that it did not even begin.
 
     If both `reason` and `is_complete` are set, the epoch is not new, since the recovery line has not advanced.
     """

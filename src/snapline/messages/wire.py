@@ -1,8 +1,8 @@
 """Wire format of messages between hosts, tools and the coordinator: structs to protobuf messages and back, by field name.
 
-The cores handle msgspec structs; protobuf is used only on the wire and in the log. A struct and its message have the same field names.
-A scalar is copied, a tuple becomes a repeated field, a dict a map (decoded in sorted order), a struct a nested message, and None
-an absent field. For each class, one conversion expression is compiled at its first use.
+The cores handle msgspec structs; protobuf is used only on the wire and in the log. A struct and its message have the same field names. A
+scalar is copied, a tuple becomes a repeated field, a dict becomes a map (decoded in sorted order), a struct a nested message, and None an
+absent field. For each class, one conversion expression is compiled at its first use.
 """
 
 import types
@@ -58,14 +58,14 @@ def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]
 
 @cache
 def reader_of(struct_class: type[StructT]) -> Callable[[Message], StructT]:
-    """Return the function that converts a message into a `struct_class`; absent fields have protobuf's defaults."""
+    """Return the function that converts a message into a `struct_class`. Absent fields have protobuf's defaults."""
     scope: dict[str, Any] = {"struct": struct_class}
     fields = [_read(field, scope) for field in msgspec.structs.fields(struct_class)]
     return _compiled(f"lambda message: struct({', '.join(fields)})", scope)
 
 
 def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[str, Any]) -> str:
-    """Return the expression for one field of a message; None leaves the field out."""
+    """Return the expression that converts one field of a struct for a message. A value of None is omitted."""
     value, struct_class = f"value.{field.name}", _struct_in(field.type)
     if struct_class is None:
         return value
@@ -79,7 +79,7 @@ def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[s
 
 
 def _read(field: msgspec.structs.FieldInfo, scope: dict[str, Any]) -> str:
-    """Return the expression for one field of a struct."""
+    """Return the expression that converts one field of a message for a struct."""
     expression, struct_class = f"message.{field.name}", _struct_in(field.type)
     if struct_class is not None:
         read = f"read_{field.name}"
@@ -103,13 +103,13 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the class of the structs in a field of this type; None if it holds no structs."""
+    """Return the class of the structs in a field of this type; None if the field holds no structs."""
     of = get_args(kind)[0] if _is_repeated(kind) or _is_optional(kind) else kind
     return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
 
 
 def _compiled(source: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = eval(source, scope)  # made of names of fields alone
+    made: Callable[..., Any] = eval(source, scope)  # the source consists only of names of fields
     return made
 
 
@@ -121,7 +121,7 @@ def structs_of(envelope_class: Callable[..., Message], base: type[StructT]) -> d
 
 
 def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
-    """Return the message in `data`; raise ProtocolError if it is invalid."""
+    """Return the message in `data`. Raises ProtocolError if `data` is invalid."""
     message = message_class()
     try:
         message.ParseFromString(data)
@@ -131,14 +131,14 @@ def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
 
 
 class OneofCodec(Generic[StructT]):
-    """Structs that share one envelope message with a `oneof kind`.
+    """Codec for structs that share one envelope message with a `oneof kind`.
 
     Attributes:
         descriptor: descriptor of the envelope.
     """
 
     def __init__(self, envelope_class: Callable[..., Message], structs: Mapping[str, type[StructT]]) -> None:
-        """`structs`: name of the field in the oneof → struct of its message."""
+        """Create the codec. `structs` maps the name of the field in the oneof to the struct of its message."""
         # Generated classes carry their descriptor, but the stubs declare it only for the concrete class.
         described: Any = envelope_class
         self.descriptor: Any = described.DESCRIPTOR
@@ -148,7 +148,7 @@ class OneofCodec(Generic[StructT]):
         self._messages = {name: self.descriptor.fields_by_name[name].message_type._concrete_class for name in structs}
 
     def wrap(self, value: StructT, **fields: object) -> Message:
-        """Return the envelope with `value` in its oneof, and its other `fields`."""
+        """Return the envelope with `value` in its oneof, and the other `fields` of the envelope."""
         name = self._names[type(value)]
         return self._envelope_class(**{name: self._message_of(name, value)}, **fields)
 
@@ -172,7 +172,7 @@ class OneofCodec(Generic[StructT]):
         """Return the struct in an encoded envelope.
 
         Raises:
-            ProtocolError: the bytes are no envelope, or it holds no kind that this version knows.
+            ProtocolError: the bytes are not an envelope, or the envelope holds no kind that this version knows.
         """
         return self.unwrap(self.parse(data))
 
@@ -182,7 +182,7 @@ class OneofCodec(Generic[StructT]):
         return name.encode() + b"\0" + self._message_of(name, value).SerializeToString(deterministic=True)
 
     def parse(self, data: bytes) -> Message:
-        """Return the envelope in `data`; raise ProtocolError if it is invalid."""
+        """Return the envelope in `data`. Raises ProtocolError if `data` is invalid."""
         return parsed(self._envelope_class, data)
 
     def _message_of(self, name: str, value: StructT) -> Message:
@@ -192,10 +192,11 @@ class OneofCodec(Generic[StructT]):
 _services: Any = coordinator_pb2.DESCRIPTOR.services_by_name
 _CALLS: dict[str, Any] = {call.name: call for name in ("Coordinator", "People") for call in _services[name].methods}
 ATTEND = f"/{_services['Coordinator'].full_name}/Attend"
-"""Full name of the call that opens a host's stream."""
+"""Full name of the gRPC call that opens a host's stream."""
 
 PART_BYTES = 1024 * 1024
-"""Larger messages, such as reports of many thousand agents, are split into parts of this size: a server accepts at most 2 MiB at once."""
+"""Size in bytes of the parts into which larger messages are split, such as reports of many thousand agents. A server accepts at most 2
+MiB at once."""
 
 host_messages: OneofCodec[HostMessage] = OneofCodec(
     coordinator_pb2.HostMessage, structs_of(coordinator_pb2.HostMessage, HostMessage)
@@ -248,21 +249,21 @@ decode_directive: Callable[[bytes], Directive] = directives.decode
 
 
 def path_of(call: str) -> str:
-    """Return the full name of a tool's call."""
+    """Return the full name of the gRPC call that a tool makes."""
     return f"/{_CALLS[call].containing_service.full_name}/{call}"
 
 
 def encode_request(call: str, /, **fields: object) -> bytes:
-    """Encode a tool's request for this call."""
+    """Encode a tool's request for the given call."""
     request: Message = _CALLS[call].input_type._concrete_class(**fields)
     return request.SerializeToString()
 
 
 def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of its own
-    """Decode the coordinator's reply to this call.
+    """Decode the coordinator's reply to the given call.
 
     Raises:
-        ProtocolError: the bytes are no reply to this call, or one of a later version.
+        ProtocolError: the bytes are not a reply to this call, or a later version wrote them.
     """
     kind = _CALLS[call].output_type
     if kind.name in _envelopes:
