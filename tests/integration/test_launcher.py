@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -43,5 +44,7 @@ async def test_a_killed_launcher_leaves_no_process_and_its_folder_continues(data
     stop.touch()
     outcome = await ended(launcher)
     assert (outcome.code, outcome.json["outcome"]) == (0, "stopped"), outcome.err
-    assert f"from epoch {line} on" in (data_dir / "logs" / "coordinator.log").read_text()
+    # The log may know a newer epoch as complete, whose ref nobody had the time to write.
+    lines = re.findall(r"from epoch (\d+) on", (data_dir / "logs" / "coordinator.log").read_text())
+    assert lines and line <= int(lines[-1]) <= line + 1
     check_paced_bank(data_dir, paced_bank.fleet(stop=str(stop)), tokens=TOKENS)
