@@ -4,19 +4,19 @@ Theory of operation
 -------------------
 An agent's *books* are its application's state, independent of the protocol: the number of messages sent to each receiver, and the
 identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a
-rollback, so the books are compared right at the recovery, before a new message can have an old number.
+rollback, so the books are compared immediately at the recovery, before a new message can have an old number.
 
 A *column* holds one agent's books at each of its checkpoints and, as the last entry, its current books. Two entries of two
 columns are *consistent* if neither has consumed a message that the other has not sent. A cut is consistent iff its entries
 are pairwise consistent. So one table of bits describes two agents, and one table for each pair describes a fleet. Tables are
-numbered; the numbers of all pairs form the *relation* of a state. There are far fewer relations than states, so properties
-over all cuts are computed only once per relation.
+numbered; the numbers of the tables of all pairs form the *relation* of a state. There are far fewer relations than states,
+so properties over all cuts are computed only once per relation.
 
-G6: a checkpoint is useless iff no consistent cut holds it. RDT: if no causal path joins two entries (live states included) in
-either direction, some consistent cut holds both. If no checkpoint is useless, this is equivalent to "every Z-path has a causal
-twin": a Z-path without a twin, in either direction, would exclude the two entries from all cuts, and a causal path against a
-Z-path would close a Z-cycle. Causal paths come from true vector clocks, which books and messages carry if the protocol
-promises RDT.
+G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including live
+states) in either direction, some consistent cut contains both. If no checkpoint is useless, this is equivalent to "every
+Z-path has a causal twin". The reason: a Z-path without a twin, in either direction, would exclude the two entries from all
+cuts, and a causal path against a Z-path would close a Z-cycle. Causal paths come from true vector clocks, which books and
+messages carry if the protocol promises RDT.
 """
 
 import functools
@@ -36,16 +36,16 @@ ItemT = TypeVar("ItemT")
 Numbers = tuple[int, ...]
 
 _FLOW_BASE = 1 << 16
-"""Base of a flow's digits. In an exploration, no agent sends half as many messages."""
+"""Base of the digits of a flow. In an exploration, no agent sends half this number of messages."""
 
 
 class AgentLedger(NamedTuple):
-    """Actions of one agent's application.
+    """Actions of one agent's application so far (its books).
 
     Attributes:
-        sent: number of messages sent, by receiver; messages are numbered from 1.
-        consumed: numbers of the messages consumed, in order, by sender.
-        vector: last interval in the causal past, by agent; -1 for none; empty if vectors are not kept.
+        sent: number of messages sent to each receiver; messages are numbered from 1.
+        consumed: numbers of the messages consumed from each sender, in order.
+        vector: for each agent the last interval in the causal past; -1 for none. The tuple is empty if vectors are not used.
     """
 
     sent: Numbers
@@ -60,22 +60,22 @@ def empty_ledger(agents: int, agent: int, *, has_vector: bool = False) -> AgentL
 
 
 def with_sent(books: AgentLedger, to: int) -> AgentLedger:
-    """Return the books with one more message to `to`."""
+    """Return the books after one more message to `to` is sent."""
     return books._replace(sent=raised(books.sent, to))
 
 
 def with_consumed(books: AgentLedger, sender: int, number: int) -> AgentLedger:
-    """Return the books with message `number` of `sender` consumed."""
+    """Return the books after message `number` from `sender` is consumed."""
     return books._replace(consumed=replaced(books.consumed, sender, (*books.consumed[sender], number)))
 
 
 def raised(numbers: Numbers, place: int) -> Numbers:
-    """Return the numbers with the one at `place` increased by one."""
+    """Return the numbers with the number at `place` increased by one."""
     return (*numbers[:place], numbers[place] + 1, *numbers[place + 1 :])
 
 
 def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, ...]:
-    """Return the items with `item` at `place`."""
+    """Return the items with `item` in place of the item at `place`."""
     return (*items[:place], item, *items[place + 1 :])
 
 
@@ -83,14 +83,14 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 
 
 def flow_of(agent: int, books: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
-    """Return one number with a digit for each channel of an agent: messages sent minus messages consumed, in transit or waiting.
+    """Return a number with one digit per channel of an agent: messages sent minus messages consumed, in transit or waiting.
 
-    Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more than any agent sends.
+    Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more messages than any agent sends.
 
     Args:
         agent: index of the agent.
         books: books of the agent.
-        waiting: numbers of the messages that are in transit to the agent or wait there, by sender.
+        waiting: for each sender the numbers of the messages that are in transit to the agent or wait for a turn.
     """
     count, flow = len(books.sent), 0
     for other in range(count):
@@ -104,7 +104,7 @@ def flow_of(agent: int, books: AgentLedger, waiting: Sequence[Sequence[int]]) ->
 def describe_flow(
     names: Sequence[str], books: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
 ) -> str:
-    """Describe the first wrong channel. `waiting`: numbers by receiver and sender."""
+    """Describe the first channel with wrong contents. `waiting` holds message numbers by receiver and sender."""
     for sender, ours in enumerate(books):
         for receiver, theirs in enumerate(books):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])
@@ -126,12 +126,12 @@ Relation = tuple[int, ...]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation of two columns: for each entry of the first, bit masks over the entries of the second.
+    """Relation of two columns: for each entry of the first column, bit masks over the entries of the second column.
 
     Attributes:
         width: number of entries of the second column.
-        consistent: entries that are consistent with the entry.
-        apart: entries that no causal path joins with the entry; all 0 if vectors are not kept.
+        consistent: for each entry, the entries that are consistent with it.
+        apart: for each entry, the entries that no causal path connects with it; all 0 if vectors are not used.
     """
 
     width: int
@@ -140,13 +140,13 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Properties of one relation, from all cuts.
+    """Properties of one relation, computed from all cuts.
 
     Attributes:
-        sizes: number of entries of each agent's column.
-        cuts: consistent cuts: the entries of all agents but the last, and a mask of the entries of the last.
-        useless: (agent, number) of every checkpoint that is in no consistent cut.
-        untracked: (agent, entry, agent, entry) of pairs that no causal path joins and no consistent cut holds.
+        sizes: number of entries in each agent's column.
+        cuts: consistent cuts; each consists of the entries of all agents but the last, and a mask of the entries of the last.
+        useless: (agent, number) of every checkpoint that no consistent cut contains.
+        untracked: (agent, entry, agent, entry) of pairs that no causal path connects and no consistent cut contains.
     """
 
     sizes: tuple[int, ...]
@@ -241,7 +241,7 @@ class AllCuts:
         )
 
     def _line(self, relation: Relation, failed: tuple[int, ...]) -> Cut:
-        """Return the greatest consistent cut without live states of the failed agents."""
+        """Return the greatest consistent cut that contains no live states of the failed agents."""
         judgement = self.judgements[relation]
         tops = [size - 1 - (agent in failed) for agent, size in enumerate(judgement.sizes)]
         reachable = (2 << tops[-1]) - 1

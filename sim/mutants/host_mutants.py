@@ -1,4 +1,4 @@
-"""Seeded bugs of hosts and the epoch-stamped protocol, of links and of the store."""
+"""Seeded bugs of hosts, the epoch-stamped protocol, links and the store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +29,11 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 LATE_NS = 30_000_000
-"""Delay of markers, at least as long as the delivery of a message."""
+"""Delay of markers in nanoseconds, at least as long as the delivery of a message."""
 
 
 def deliver_before_record() -> list[Patch]:
-    """Let an agent that owes a record handle one more entry first. Markers are not compared with received messages."""
+    """Let an agent that owes a record handle one more entry first. Numbers in markers are not compared with received messages."""
     original = CoordinatedMode.before_turn
 
     def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
@@ -44,7 +44,7 @@ def deliver_before_record() -> list[Patch]:
 
 
 def _without_balance() -> list[Patch]:
-    """Do not compare a record's messages with the numbers in markers."""
+    """Skip the comparison of a record's messages with the numbers in markers."""
 
     def close(self: EpochRecording, channel: str, last_number: int) -> None:
         self.markers[channel] = last_number
@@ -53,7 +53,7 @@ def _without_balance() -> list[Patch]:
 
 
 def marker_late() -> list[Patch]:
-    """Delay markers. Checks that would hide or detect it are off: stamps, and the numbers in markers."""
+    """Delay markers. Stamps and the numbers in markers, which would hide or detect the delay, are disabled."""
     shown, check, handle = CoordinatedMode._show, CoordinatedMode._check, HostCore.handle
 
     def check_epochs(self: CoordinatedMode) -> None:
@@ -69,7 +69,7 @@ def marker_late() -> list[Patch]:
     def handle_and_check(self: HostCore, now_ns: int, event: Any) -> Any:
         commands = handle(self, now_ns, event)
         if isinstance(self.mode, CoordinatedMode) and self.mode.epochs:
-            self.mode._check()  # adds to the commands
+            self.mode._check()  # may add commands
         return commands
 
     def show(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
@@ -94,7 +94,7 @@ def channel_state_dropped() -> list[Patch]:
 
 
 def channel_state_past_marker() -> list[Patch]:
-    """Keep messages behind a marker in the channel state. Stamps, which also identify them, and the record are not checked."""
+    """Keep messages that arrive after a marker in the channel state. Stamps, which also identify them, and the record are not checked."""
     original = CoordinatedMode.arrived
 
     def arrived(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -148,7 +148,7 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    """Drop in-transit messages. They count as received; otherwise the channel's next message would have a wrong number."""
+    """Drop in-transit messages, but count them as received; otherwise the channel's next message would have a wrong number."""
 
     def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         received = dict(checkpoint.received)
@@ -198,7 +198,7 @@ def stops_too_early() -> list[Patch]:
 
 
 def failed_agent_goes_on() -> list[Patch]:
-    """Count a failed agent's turn, and let its sends leave."""
+    """Count a failed agent's turn as ended, and let the messages that the turn sent leave."""
     original = TurnEnds.on_turn_ended
 
     def on_turn_ended(self: TurnEnds, event: ev.TurnEnded) -> None:
@@ -214,7 +214,7 @@ def failed_agent_goes_on() -> list[Patch]:
 
 
 def no_dedupe() -> list[Patch]:
-    """Disable deduplication at both ends: the sender ignores the Hello's received count, and the receiver does not skip."""
+    """Disable deduplication at both ends. The sender ignores the received count in the Hello frame, and the receiver skips nothing."""
     take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
 
     def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:
@@ -241,7 +241,7 @@ def no_resend() -> list[Patch]:
 
 
 def nothing_synced() -> list[Patch]:
-    """Skip all syncs of the disk."""
+    """Skip all sync calls of the disk."""
     return [(NodeDisk, "sync_data", lambda *_: None), (NodeDisk, "sync_directory", lambda *_: None)]
 
 
@@ -268,7 +268,7 @@ def needed_pack_deleted() -> list[Patch]:
 
 
 def damage_unnoticed() -> list[Patch]:
-    """Make all digests equal."""
+    """Make all digests equal, so that damage is not detected."""
     same = bytes(32)
 
     def digest_of(data: object) -> bytes:

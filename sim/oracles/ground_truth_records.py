@@ -1,4 +1,4 @@
-"""Records of the ground truth: channels, turns, images, histories, branches, cuts. Theory in `ground_truth.py`."""
+"""Records of the ground truth: channels, turns, images, histories, branches and cuts. `ground_truth.py` explains the theory."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -14,13 +14,13 @@ Key = tuple[str, int, int, int]
 """Identity of a checkpoint: agent, incarnation, number, round."""
 
 Report = Callable[[str, str, int, str], None]
-"""Function that reports a violation: oracle, guarantee, time, description."""
+"""Function that reports a violation, given oracle, guarantee, time and description."""
 
 Finding = tuple[str, str, str]
-"""Violation found by a check, without its time: oracle, guarantee, description."""
+"""Violation found by a check: oracle, guarantee and description, but not the time."""
 
 Draws = tuple[object, ...]
-"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None instead of a tuple: not known."""
+"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None instead of a tuple means unknown."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -39,15 +39,15 @@ NO_VOIDS: Mapping[int, int] = MappingProxyType({})
 
 
 class ChannelTruth(msgspec.Struct):
-    """All messages of one channel in one branch.
+    """All messages of one channel in one branch of the history.
 
     Attributes:
         sent: payloads in order.
-        sent_at: sender's turn of each sent message.
-        got_at: receiver's turn that consumed or skipped each message consumed so far.
-        left_at: sender's last begun or ended turn when each message that is not void left; -1 if that turn is not in the branch.
-            Empty if the world does not report departures.
-        void: index → number of void messages that the sender had before; void messages never arrive.
+        sent_at: for each sent message the sender's turn that sent it.
+        got_at: for each message consumed so far the receiver's turn that consumed or skipped it.
+        left_at: for each message that is not void the sender's turn that began or ended last before it left; -1 if that turn is
+            not in the branch. Empty if the world does not report departures.
+        void: for each index the number of void messages that the sender had before; void messages never arrive.
     """
 
     sender: str
@@ -60,7 +60,7 @@ class ChannelTruth(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """Input and sends of a turn, for its replay."""
+    """Input and sent messages of a turn, for its replay."""
 
     plan: int
     what: str
@@ -72,13 +72,14 @@ class Turn(msgspec.Struct):
 
 
 class Captured(msgspec.Struct, frozen=True):
-    """An image of an agent's state.
+    """An image of an agent's state, as captured.
 
     Attributes:
-        turns: number of turns finished before the image.
-        voids: number of messages that had become void before.
-        parked: receiver → number of messages sent by these turns that had not left.
-        digest: digest of the state. rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
+        turns: number of turns that had finished before the image.
+        voids: number of messages that had become void before the image.
+        parked: for each receiver the number of messages that these turns had sent but that had not left.
+        digest: digest of the state.
+        rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
     """
 
     plan: int
@@ -99,9 +100,10 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class DeadLetterChange(msgspec.Struct, frozen=True):
-    """A message became a dead letter, or (`is_over`) ceased to be one.
+    """Event in which a message became a dead letter, or, if `is_over`, stopped being one.
 
-    `turns`, `voids`: time of the change; for a dead letter of its sender, only `voids` counts. `is_counted`: it was handled, not dropped.
+    `turns` and `voids` give the time of the change; for a dead letter of its sender, only `voids` counts. `is_counted`: it was handled, not
+    dropped.
     """
 
     turns: int
@@ -112,12 +114,12 @@ class DeadLetterChange(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_inside(self, turns: int, voids: int) -> bool:
-        """Return whether the change happened at or before the place with these counts."""
+        """Return whether the change happened at or before the position with these counts."""
         return self.turns <= turns and self.voids <= voids
 
 
 class CommandEffect(msgspec.Struct, frozen=True):
-    """An operator command consumed at this turn count, with or without a turn."""
+    """An operator command that was consumed at this turn count, with or without a turn."""
 
     turns: int
     verb: str
@@ -125,23 +127,26 @@ class CommandEffect(msgspec.Struct, frozen=True):
 
 
 class AgentHistory(msgspec.Struct):
-    """One agent in one branch.
+    """History of one agent in one branch.
 
     Attributes:
-        turns: number of finished turns, over all branches that lead here.
-        origin: image from which the branch starts; None if the agent started in its initial state, or was not born.
-        stopped_at: turn in which the agent stopped; 0 if it has not.
-        voids: number of the agent's sent messages that are void.
-        failed_ns: time at which its checkpoint failed, so that its later work cannot be saved under this plan; 0 if it has not.
-        inputs: payload → turn that consumed or dead-lettered the input.
-        replies: payload → answer of the input's turn. answered: payload → turn or segment that ended with the answer.
-        dead_letter_answers: payload → answers of the dead letter's turns; the client may receive these, too.
-        put_off: messages deferred to a later turn, and the ends of these deferrals: turn count, payload, whether it is over.
+        turns: number of finished turns, over all branches that lead to this one.
+        origin: image from which the branch starts; None if the agent started in its initial state, or did not exist.
+        stopped_at: turn in which the agent stopped; 0 if it has not stopped.
+        voids: number of messages sent by the agent that are void.
+        failed_ns: time at which the agent's checkpoint failed, so that its later work cannot be saved under this plan; 0 if none failed.
+        inputs: for each input's payload the turn that consumed or dead-lettered the input.
+        replies: for each input's payload the answer of its turn.
+        answered: for each payload the turn or segment that ended with the answer.
+        dead_letter_answers: for each payload the answers of the dead letter's turns; the client may receive these, too.
+        put_off: messages deferred to a later turn, and the ends of these deferrals, as turn count, payload, and whether the deferral is
+            over.
         outputs: turn and bytes of each emitted output, in order.
-        dead_letters: changes of dead letters. words: operator commands about dead letters, as they were consumed.
-        captured: images in order, including those before the branch.
+        dead_letters: changes of dead letters.
+        words: operator commands about dead letters, in the form in which they were consumed.
+        captured: images in order, including images from before the branch.
         log: turns in order; empty unless turns are to be replayed.
-        clocks: vector clock after each turn, indexed by `MessageHistory.places`; [0] is before the first turn.
+        clocks: vector clock after each turn, indexed by `GroundTruth.places`; entry 0 is the clock before the first turn.
     """
 
     agent: str
@@ -166,7 +171,7 @@ class AgentHistory(msgspec.Struct):
 
 
 class Branch(msgspec.Struct):
-    """History of the agents under one plan, including the history that led to it.
+    """History of all agents under one plan, including the history that led to the plan.
 
     Attributes:
         loaded: agents that a host has started under this plan.
@@ -179,7 +184,7 @@ class Branch(msgspec.Struct):
 
 
 class CutPlace(msgspec.Struct, frozen=True):
-    """Place of one agent in a cut. `captured` is None for an agent that is unborn or gone."""
+    """Position of one agent in a cut. `captured` is None for an agent that does not exist yet or has left."""
 
     turns: int
     voids: int
@@ -189,10 +194,10 @@ class CutPlace(msgspec.Struct, frozen=True):
 
 
 class CutRecord(msgspec.Struct):
-    """A cut of one branch: agents of the cut, and those that were gone before it.
+    """A cut of one branch: the agents in the cut, and the agents that had left before the cut.
 
     Attributes:
-        checkpoints: agent → digest of the checkpoint on disk when the epoch was complete.
+        checkpoints: for each agent the digest of its checkpoint on disk when the epoch was complete.
     """
 
     epoch: int
@@ -204,11 +209,11 @@ class CutRecord(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 NOWHERE = CutPlace(0, 0, {})
-"""Place of an unborn agent: no turns."""
+"""Position of an agent that does not exist yet: no turns."""
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the digest by which `data` is compared."""
+    """Return the digest of `data` that is used for comparisons."""
     return blake3(data).digest(DIGEST_BYTES)
 
 
@@ -232,7 +237,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
-    """Return the durable turn with its whole journal, including sealed runs; a checkpoint has them all in the turn."""
+    """Return the durable turn with its whole journal, including sealed parts; a checkpoint has all of them in the turn."""
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]
@@ -240,7 +245,7 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return the payloads still deferred, in order. The undo of a failed turn comes first."""
+    """Return the payloads that are still deferred, in order. The undo of a failed turn comes first."""
     stash: list[bytes] = []
     for _, payload, is_over in put_off:
         if is_over:
@@ -253,5 +258,5 @@ def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
 
 
 def show(payload: bytes) -> str:
-    """Return a payload as text, shortened."""
+    """Return a payload as shortened text."""
     return repr(payload if len(payload) <= 40 else payload[:37] + b"...")

@@ -1,24 +1,25 @@
-"""Oracles of running turns: their steps (G3), their waits (G3), their rollback requests (G3) and their effects (G12).
+"""Oracles of running turns, which check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
 *Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. The oracle
-identifies a turn by what its handler has seen: the number of the agent's earlier durable turns, the turn's cause and first state, and the
-outcome of each request. Turns with the same begin and outcomes are the same turn. Times are left out: a replayed turn gets the time of its
-first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
+identifies a turn by what its handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and
+the outcome of each request. Turns with the same start and outcomes are the same turn. Times are ignored: a replayed turn gets the time of
+its first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
 
-*Waits.* A durable wait with a time limit ends when its time is over, counted from its first begin: no recovery restarts it or ends it
-early. A wait is identified like a step: by the begin of its turn and the outcomes that the turn has seen. A crashed or slow host may be
-late. So the deadline is the latest of the wait's own end, the last load of its agent and the end of the last fault, plus some patience.
-The oracle does not judge runs with wrong wall clocks.
+*Waits.* A durable wait with a time limit ends when that time has passed since the wait first began; no recovery restarts the wait or
+ends it early. A wait is identified like a step: by the start of its turn and the outcomes that the turn has received. A crashed or slow
+host may be late. So the deadline is the latest of three times (the wait's own end, the last load of its agent, the end of the last
+fault), plus some tolerance. The oracle does not judge runs with wrong wall clocks.
 
-*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored for it
-once. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers a
-request of that incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the
+*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored once
+in response. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers
+a request of that incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the
 plan of the first one and no operator has restored the fleet since.
 
-*Effects.* No crash makes a fleet call an effect again after its turn has used the outcome, nor under its old key after it was undone. The
-oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one generation. Hosts
-that a plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does
-not repeat effects done since. If the bytes of a complete epoch are lost, it may, so the oracle reports nothing more.
+*Effects.* No crash makes a fleet call an effect again after its turn has used the outcome, or under its old key after the effect was
+undone. The oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one
+generation. Hosts that a plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A
+restored fleet does not repeat effects executed since. If the bytes of a complete epoch are lost, the fleet may repeat effects, so the
+oracle reports nothing more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 PATIENCE_NS = 2_000_000_000
-"""Time allowed for the handler to reach its wait again, and for freezes."""
+"""Time in nanoseconds allowed for a handler to reach its wait again, and for freezes."""
 
 EARLY_NS = 1_000_000
 
@@ -49,15 +50,15 @@ class WaitOracle:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._due_ns: dict[Place, tuple[int, int]] = {}
-        """Wait → earliest and latest time of its end: several histories may have reached it, and a replaced host continues."""
+        """Earliest and latest end of each wait: several histories may have reached the wait, and a replaced host continues."""
         self._loaded_ns: dict[str, int] = {}
 
     def on_loaded(self, t_ns: int, agent: str) -> None:
-        """Record that a plan has loaded the agent."""
+        """Record that a host has loaded the agent under a new plan."""
         self._loaded_ns[agent] = t_ns
 
     def on_waiting(self, t_ns: int, place: Place, timeout_ns: int, *, is_again: bool) -> None:
-        """Record a turn's wait. `is_again`: the turn was restored from a checkpoint taken during this wait."""
+        """Record a turn's wait. If `is_again`, the turn was restored from a checkpoint taken during this wait."""
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
@@ -66,7 +67,7 @@ class WaitOracle:
     def on_over(
         self, t_ns: int, agent: str, place: Place, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
-        """Check the end of a wait, after which its turn continues. `faults`: faults executed so far."""
+        """Check the end of a wait, after which its turn continues. `faults` lists the faults executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
@@ -91,11 +92,11 @@ class StepRun(msgspec.Struct):
     """One run of a handler.
 
     Attributes:
-        begun: cause, state and number of the turn.
-        seen: outcomes of all its requests.
-        asked: the running step.
-        is_counted: the handler has proved to be durable.
-        has_failed: it has raised, and is durable.
+        begun: cause, first state and number of the turn.
+        seen: outcomes of all requests of the turn so far.
+        asked: the step that is running.
+        is_counted: whether the handler has proved to be durable.
+        has_failed: whether the durable handler has raised an exception.
     """
 
     begun: tuple[object, ...]
@@ -106,7 +107,8 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Step oracle of one run of the world. The caller reports each agent's events in order. `waits`: oracle of waits with a time limit."""
+    """Step oracle of one run of the world. The caller reports each agent's events in order. `waits` is the oracle of waits with a time
+    limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -114,27 +116,27 @@ class StepOracle:
         self._runs: dict[tuple[str, int], StepRun] = {}
         self._continued_steps: dict[tuple[object, ...], None] = {}
         self._counts: dict[tuple[str, int], int] = {}
-        """(agent, incarnation) → durable turns begun in its history."""
+        """Number of durable turns begun in the history of each (agent, incarnation)."""
         self._captured: dict[tuple[str, int, int], int] = {}
-        """(agent, incarnation, checkpoint number) → durable turns begun before that checkpoint."""
+        """Number of durable turns begun before each checkpoint, by (agent, incarnation, checkpoint number)."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Return the identity of the agent's turn: its begin, and all outcomes that it has seen."""
+        """Return the identity of the agent's turn: its start, and all outcomes that it has received."""
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
     def on_captured(self, agent: str, incarnation: int, number: int) -> None:
-        """Record a checkpoint."""
+        """Record the number of durable turns before a checkpoint."""
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)
 
     def on_loaded(self, agent: str, incarnation: int, checkpoint: AgentCheckpoint | None) -> None:
-        """Record that the agent resumes from a checkpoint, or (None) begins."""
+        """Record that the agent resumes from a checkpoint, or starts in its initial state (None)."""
         if checkpoint is not None:
             place = agent, checkpoint.incarnation, checkpoint.number
             self._counts[agent, incarnation] = self._captured.get(place, 0)
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """Record the begin of a turn or of its next segment. `state`: the agent's encoded state."""
+        """Record the start of a turn or of its next segment. `state` is the agent's encoded state."""
         place = turn.agent, turn.incarnation
         count, saved = self._counts.get(place, 0), turn.turn
         if saved is not None:
@@ -150,7 +152,7 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """Record that a turn has ended, or that its handler now waits, with some requests answered at once."""
+        """Record that a turn has ended, or that its handler now waits, including requests that were answered at once."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -176,7 +178,7 @@ class StepOracle:
             self._counts[agent, incarnation] = self._counts.get((agent, incarnation), 0) + 1
 
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
-        """Check a step that its turn runs now."""
+        """Check a step that is being run for its turn."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
         if run.asked in self._continued_steps:
@@ -186,7 +188,7 @@ class StepOracle:
             self._report("steps", "G3", t_ns, text)
 
     def on_dropped(self) -> None:
-        """Forget all steps: an operator's plan discards the inputs and steps of earlier plans."""
+        """Discard all recorded steps, because an operator's plan drops the inputs and steps of earlier plans."""
         self._continued_steps.clear()
 
 
@@ -198,14 +200,14 @@ class RollbackOracle:
     """Rollback oracle of one run.
 
     Attributes:
-        asked: (agent, incarnation) that requested a rollback → time of the request.
+        asked: time of the rollback request of each (agent, incarnation).
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.asked: dict[tuple[str, int], int] = {}
         self._granted: dict[str, int] = {}
-        """Reason of a rollback, as in the plan → plan."""
+        """Plan that granted each rollback, by the reason in the plan."""
 
     def on_rollback_requested(self, t_ns: int, agent: str, incarnation: int) -> None:
         """Record a turn that ended with a rollback request."""
@@ -217,7 +219,7 @@ class RollbackOracle:
             self._report("rollback", "G3", t_ns, f"{agent} has asked that the fleet goes back, and takes a turn")
 
     def on_restored(self, t_ns: int, kind: op.Restore, plan: int) -> None:
-        """Check a restore against the rollback requests."""
+        """Check a restore against the recorded rollback requests."""
         if not kind.agent:
             self._granted.clear()
             return
@@ -230,7 +232,7 @@ class RollbackOracle:
 
 
 class EffectOracle:
-    """Effect oracle of one run of the world. `inputs` knows whether bytes of a complete epoch are lost."""
+    """Effect oracle of one run of the world. `inputs` is the oracle that knows whether bytes of a complete epoch are lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -239,7 +241,7 @@ class EffectOracle:
         self._ended: dict[str, None] = {}
 
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
-        """Check a call of an agent's effect under this outside key. `is_present`: made under the newest plan."""
+        """Check a call of an agent's effect under this outside key. `is_present` tells whether the call was made under the newest plan."""
         self._called[agent, incarnation] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")

@@ -2,22 +2,24 @@
 
 Theory of operation
 -------------------
-Checkpoints c(i,1), c(i,2), … cut the history of agent i into intervals I(i,0), I(i,1), …; its birth is c(i,0). The *rollback
-graph* (Wang 1997) has an edge from each interval to the agent's next one, and from the interval in which a message left to the
-one in which it was consumed: undoing the first requires undoing the second. A Z-path is a path over at least one message.
+Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …; c(i,0) is the agent's initial
+state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next one, and from the interval in which
+a message left to the interval in which it was consumed. An edge means that undoing the first interval requires undoing the
+second. A Z-path is a path over at least one message.
 
-*Useless.* c(i,x) is on a Z-cycle, hence in no consistent cut (Netzer and Xu 1995), iff undoing I(i,x) undoes I(i,x−1). The edge
-I(i,x−1) → I(i,x) exists anyway, so: iff both lie in one strongly connected component. Tarjan's algorithm finds components in one
-pass. BCS, HMNR and the RDT family promise that there is none; uncoordinated agents promise nothing.
+*Useless.* c(i,x) is on a Z-cycle, hence in no consistent cut (Netzer and Xu 1995), iff undoing I(i,x) undoes I(i,x−1). Since the
+edge I(i,x−1) → I(i,x) always exists, this holds iff both intervals lie in one strongly connected component. Tarjan's algorithm
+finds the components in one pass. BCS, HMNR and the RDT family promise that no checkpoint is useless; uncoordinated agents
+promise nothing.
 
-*Tracked.* RDT demands that each Z-path is covered by a causal one. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must be
-the value of a dependency vector at the end of I(j,y); the vector is piggybacked on messages and merged by consumers. It is computed
-here from the order of turns in the ground truth. A message carries its sender's vector at its *departure*, perhaps turns after the
-turn that sent it. If the world does not report departures (`on_left`), tracking is not judged. A message that leaves while another
-one is being tried, or waits for a retry, carries that one's vector, which is already merged although its turn may end up in a
-later interval.
+*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must
+be the value of a dependency vector at the end of I(j,y); the vector is piggybacked on messages and merged by receivers. Here the
+vector is computed from the order of turns in the ground truth. A message carries its sender's vector at its *departure*, perhaps
+several turns after the turn that sent the message. If the world does not report departures (`on_left`), tracking is not judged. A
+message may leave while another message is being tried or waits for a retry. Then the departing message carries the vector of that
+other message, which is already merged although its turn may end in a later interval.
 
-Intervals of messages are exact in any case: an image's outbox shows which messages had left before it.
+Intervals of messages are always exact: an image's outbox shows which messages had left before the image.
 """
 
 from bisect import bisect_right
@@ -30,13 +32,14 @@ from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelTruth, CutPlace, Finding
 
 TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
-"""RDT holds; BCS and HMNR only promise that no checkpoint is useless."""
+"""Protocols that promise RDT; BCS and HMNR only promise that no checkpoint is useless."""
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A consumed message: the intervals and turns in which it left and was consumed.
+    """A consumed message, with the intervals and turns in which it left and was consumed.
 
-    `departed_at`: the sender's last begun or ended turn at the departure, -1 if not known; `consumed_at`: the receiver's consuming turn.
+    `departed_at` is the sender's turn that began or ended last before the departure (-1: unknown), `consumed_at` the receiver's consuming
+    turn.
     """
 
     sender: str
@@ -48,11 +51,11 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 class Intervals(msgspec.Struct):
-    """One branch, cut into intervals.
+    """One branch, divided into intervals.
 
     Attributes:
-        checkpoints: agent → its images, without the initial one; image x − 1 begins interval x.
-        first: agent → node of its interval 0; the nodes of its other intervals follow.
+        checkpoints: images of each agent, without the initial one; image x − 1 begins interval x.
+        first: for each agent the node of its interval 0; the nodes of its other intervals follow.
         flows: all consumed messages.
         nodes: number of intervals.
     """
@@ -63,7 +66,7 @@ class Intervals(msgspec.Struct):
     nodes: int
 
     def edges(self) -> list[list[int]]:
-        """Return node → nodes that must be undone with it."""
+        """Return for each node the nodes that must be undone together with it."""
         successors: list[list[int]] = [[] for _ in range(self.nodes)]
         for agent, first in self.first.items():
             for node in range(first, first + len(self.checkpoints[agent])):
@@ -78,7 +81,7 @@ class Intervals(msgspec.Struct):
 
 
 def intervals_of(branch: Branch) -> Intervals:
-    """Cut a branch into intervals."""
+    """Divide the history of a branch into intervals."""
     checkpoints: dict[str, list[Captured]] = {}
     first: dict[str, int] = {}
     nodes = 0
@@ -116,7 +119,7 @@ def _place(captured: Captured) -> CutPlace:
 
 
 def useless(intervals: Intervals) -> list[Captured]:
-    """Return the checkpoints that no consistent cut contains."""
+    """Return the useless checkpoints, which no consistent cut contains."""
     components = components_of(intervals.edges())
     return [
         captured
@@ -127,7 +130,7 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return node → number of its strongly connected component (Tarjan 1972, without recursion)."""
+    """Return the number of each node's strongly connected component (Tarjan 1972, without recursion)."""
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)
@@ -180,7 +183,7 @@ def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
 
 
 def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
-    """Return node → agent → greatest interval of that agent from which the node can be reached."""
+    """Return for each node and agent the greatest interval of the agent from which the node can be reached."""
     edges = intervals.edges()
     reach: list[dict[str, int]] = [{} for _ in edges]
     for agent, first in intervals.first.items():
@@ -195,7 +198,7 @@ def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
 
 
 def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str, int]]]:
-    """Return agent → dependency vectors at the end of its intervals, by running the branch's turns in a causal order."""
+    """Return each agent's dependency vectors at the end of its intervals, by replaying the branch's turns in a causal order."""
     runs = {agent: _Run(history, intervals.checkpoints[agent]) for agent, history in branch.histories.items()}
     for flow in intervals.flows:
         runs[flow.receiver].flows.setdefault(flow.consumed_at, []).append(flow)
@@ -209,7 +212,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
 
 
 class _Run:
-    """Replay of one agent's turns and images, for vectors only."""
+    """Replay of one agent's turns and images that computes only vectors."""
 
     def __init__(self, history: AgentHistory, checkpoints: list[Captured]) -> None:
         self.agent = history.agent
@@ -217,7 +220,7 @@ class _Run:
         self.turn = 0
         self.vector: dict[str, int] = {self.agent: 0}
         self.after: list[dict[str, int]] = [self.vector]
-        """Vector at the end of each turn, before any image."""
+        """Vector at the end of each turn, before an image is taken."""
         self.ends: list[dict[str, int]] = []
         self.flows: dict[int, list[Flow]] = {}
         self._images = [x.turns for x in checkpoints]
@@ -229,7 +232,7 @@ class _Run:
             self.vector = {**self.vector, self.agent: len(self.ends)}
 
     def carried(self, flow: Flow) -> dict[str, int] | None:
-        """Return the vector that a message of this agent carries; None while it has not left yet."""
+        """Return the vector that a message of this agent carries; None if the message has not left yet."""
         if flow.departed_at >= len(self.after):
             return None
         return {
@@ -238,7 +241,7 @@ class _Run:
         }  # only images lie between that turn and the departure
 
     def step(self, runs: "dict[str, _Run]") -> bool:
-        """Run the next turn; return False if there is none, or if a message that it consumes has not left yet."""
+        """Replay the next turn. Return False if there is none, or if a message that the turn consumes has not left yet."""
         if self.turn == self.turns:
             if len(self.ends) == len(self._images):
                 self.ends.append(self.vector)
@@ -256,7 +259,8 @@ class _Run:
 
 
 def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
-    """Return whether the sender's vector at departure is known for all messages; it is not if the turn of the departure never ended."""
+    """Return whether the sender's vector at departure is known for all messages, which requires that the turn of each departure has
+    ended."""
     return all(0 <= flow.departed_at <= branch.histories[flow.sender].turns for flow in flows)
 
 
@@ -264,7 +268,7 @@ def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
 
 
 class UselessReport(msgspec.Struct):
-    """Report at the end of a run: number of useless checkpoints, and violations."""
+    """Result for a whole run: number of useless checkpoints, and violations."""
 
     checkpoints: int
     useless: int

@@ -1,11 +1,11 @@
-"""Scripts of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible.
+"""Scripts of protocols with per-agent checkpoints: the recovery line is computed, and survivors keep as much as possible.
 
 *Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`): the agents' cores and the coordinator's round. Requests, answers
-and decisions are delivered at once, except that an agent answers between its turns: a request to a busy agent waits for its
-`end`. A blocked agent takes no turn, and its sends are parked until the decision.
+and decisions are delivered at once, except that an agent answers between its turns: a request to a busy agent waits for the command
+`end`. A blocked agent takes no turn, and its messages stay in the outbox until the decision.
 
 *Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`): uncoordinated, and with each communication-induced rule.
-Steps of a message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
+A turn that consumes a message has these steps: ask the rule, take a checkpoint if the rule forces one, merge, then deliver.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ from snapline.sim.script.scripted_fleet import (
 
 
 class ScriptedLines:
-    """Commands of a fleet with recovery lines."""
+    """Script commands of fleets with recovery lines."""
 
     def __init__(self, fleet: ScriptedFleet) -> None:
         self._fleet = fleet
@@ -74,15 +74,15 @@ class ScriptedLines:
 
 
 class ScriptedKooToueg(ScriptedProtocol):
-    """Script part of koo-toueg.
+    """Scripted koo-toueg protocol.
 
     Attributes:
-        _round: the open round, or the last one.
-        _latest: number of that round.
+        _round: the open round, or else the last one.
+        _latest: number of the open or last round.
         _refusing: agents that refuse in that round.
-        _questions: requests that have not been handed over.
+        _questions: requests that have not been delivered to their agents.
         _tentative: tentative checkpoint of each agent.
-        _dead: agents that have crashed and are not yet rolled back.
+        _dead: agents that have crashed and have not been rolled back yet.
     """
 
     def __init__(self, fleet: ScriptedFleet) -> None:
@@ -145,7 +145,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._carry(self._round.handle(0, TimedOut()))
 
     def _carry(self, commands: list[RoundCommand]) -> None:
-        """Carry out the round's commands, and hand over every request that can be answered now."""
+        """Execute the round's commands, and deliver every request that can be answered now."""
         for command in commands:
             self._fleet.say(COORDINATOR, format_command(command))
             if isinstance(command, AskAgent):
@@ -175,7 +175,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _send_decision(self, decision: Decide) -> None:
-        """Send the decision to all agents asked, then send the parked messages."""
+        """Send the decision to all agents that were asked, then send the messages in their outboxes."""
         assert self._round is not None
         self._questions.clear()
         recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]
@@ -190,7 +190,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
-        """Recover the fleet. End the open round first, so that survivors learn its outcome before they report their state."""
+        """Recover the fleet. The open round ends first, so that survivors learn its outcome before they report their state."""
         self._crashed = failed
         if self._round is not None:
             for name in failed:
@@ -207,10 +207,10 @@ class ScriptedKooToueg(ScriptedProtocol):
 
 
 class ScriptedRule(ScriptedProtocol):
-    """Script part of a rule of `rules.RULES`."""
+    """Scripted protocol with one of the rules in `rules.RULES`."""
 
     def __init__(self, fleet: ScriptedFleet, name: str) -> None:
-        """`name`: name of the rule."""
+        """`name` is the name of the rule."""
         self._fleet = fleet
         self._name = name
         self._lines = ScriptedLines(fleet)
@@ -257,7 +257,7 @@ class ScriptedRule(ScriptedProtocol):
             self._take(self._fleet.idle_agent(command, agent.name), "basic")
 
     def _do_untracked(self, command: ScriptCommand) -> None:
-        """Print the Z-paths without a causal twin, by the intervals that they join."""
+        """Print the Z-paths without a causal twin, each with the intervals that it connects."""
         for path in untracked(self._fleet.book.trace()):
             start = f"interval {path.sender_interval} of {path.sender}"
             end = f"interval {path.receiver_interval} of {path.receiver}"
@@ -266,7 +266,7 @@ class ScriptedRule(ScriptedProtocol):
             self._fleet.trace.append("every Z-path is tracked")
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Show everything that a message could carry. It uses a copy, because sending changes a rule."""
+        """Show everything that a message could carry. The method uses a copy of the rule, because sending changes a rule."""
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

@@ -1,12 +1,12 @@
-"""Pool of worker processes on this machine. Results are yielded in the order of completion.
+"""Pool of worker processes on this machine, which yields results in the order of completion.
 
-Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. It holds
-queued tasks for about `AHEAD_S` of work, so that it never waits for the pool. The last tasks are handed out one by one, so
-that all workers finish at about the same time.
+Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. A worker
+has queued tasks for about `AHEAD_S` seconds of work, so that it never waits for the pool. The last tasks are handed out
+one by one, so that all workers finish at about the same time.
 
-A worker that dies was performing its first unanswered task. That task is *broken*, the others return to the queue, and a new
-worker takes over. A worker that is silent for longer than the time limit of a seed is killed, with the same effect. So every
-task gets exactly one answer, whatever a run does.
+A worker that dies was executing its first unanswered task. That task is *broken*, the other tasks return to the queue, and a
+new worker takes over. A worker that is silent for longer than the time limit of a seed is killed, with the same effect. So
+every task gets exactly one answer, whatever a run does.
 """
 
 import os
@@ -28,13 +28,13 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
 
 SEED_TIMEOUT_S = 120.0
-"""Real time allowed for one seed: a hundred times the duration of a large one."""
+"""Real time allowed for one seed: a hundred times the duration of a large run."""
 
 GRACE_S = 5.0
 """Time that a worker has to end a timed-out run itself before the pool kills it."""
 
 START_TIMEOUT_S = 120.0
-"""Time allowed for a new interpreter and its imports, on a busy machine."""
+"""Time allowed for a new interpreter to start and import modules, on a busy machine."""
 
 AHEAD_S = 0.25
 AHEAD_MAX = 256
@@ -45,26 +45,26 @@ HASH_SEED = "0"
 """PYTHONHASHSEED of workers if this process has none, so that a sweep is reproducible."""
 
 OTHER_HASH_SEED = "20260131"
-"""Hash seed of a seed's second run. Any other value works too."""
+"""Hash seed for the second run of a seed. Any other value would work too."""
 
 Answered = tuple[Task, Result]
 
 
 def current_hash_seed() -> str:
-    """Return the PYTHONHASHSEED for workers."""
+    """Return the PYTHONHASHSEED that workers get."""
     hash_seed = os.environ.get("PYTHONHASHSEED", "")
     return hash_seed if hash_seed.isdecimal() else HASH_SEED
 
 
 def other_hash_seed() -> str:
-    """Return a hash seed that is not `current_hash_seed()`."""
+    """Return a hash seed that differs from `current_hash_seed()`."""
     return OTHER_HASH_SEED if current_hash_seed() != OTHER_HASH_SEED else HASH_SEED
 
 
 def make_setup(
     templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
 ) -> Setup:
-    """Return the setup that workers receive."""
+    """Return the settings that workers receive."""
     scenarios = list(templates)
     texts = [format_scenario(template) for template in scenarios]
     names = [template.name for template in scenarios]
@@ -72,7 +72,7 @@ def make_setup(
 
 
 def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
-    """Perform tasks in this process, for debuggers. A run that crashes its process ends this one."""
+    """Execute tasks in this process, for debuggers. A run that crashes its process also ends this process."""
     task_list = list(tasks)
     worker = Worker(setup)
     with garbage_kept():
@@ -82,10 +82,10 @@ def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
 def run_tasks(
     setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str | None = None
 ) -> Generator[Answered, None, None]:
-    """Perform tasks on `jobs` processes; 0 is this one. Closing the iterator kills the processes.
+    """Execute tasks on `jobs` processes; 0 means in this process. Closing the iterator kills the processes.
 
     Raises:
-        UsageError: no such number of jobs, or the workers cannot load the runner.
+        UsageError: `jobs` is out of range, or the workers cannot load the runner.
     """
     if not 0 <= jobs <= JOBS_MAX:
         raise UsageError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
@@ -100,12 +100,12 @@ def run_tasks(
 
 
 class Process:
-    """Worker process as seen by the pool.
+    """A worker process and its tasks, as the pool knows them.
 
     Attributes:
-        waiting: tasks handed to the worker and not answered; it performs the first of them.
-        is_ready: the worker has reported that it can begin.
-        since_s: monotonic time of the worker's last answer, or of the task that ended its idleness.
+        waiting: tasks that the worker has received but not answered; the worker executes the first of them.
+        is_ready: whether the worker has reported that it can begin.
+        since_s: monotonic time of the worker's last answer, or of the first task after it was idle.
     """
 
     def __init__(self, setup: Setup, hash_seed: str) -> None:
@@ -124,7 +124,7 @@ class Process:
         self.send(setup)
 
     def send(self, what: Setup | list[Task]) -> None:
-        """Send without a check: a dead worker is detected on reading."""
+        """Send settings or tasks without a check; a dead worker is detected on reading."""
         with suppress(OSError):
             self.connection.send_bytes(msgspec.msgpack.encode(what))
 
@@ -135,13 +135,13 @@ class Process:
         self.send(tasks)
 
     def limit_s(self, seed_timeout_s: float) -> float | None:
-        """Return the time at which the worker's silence is a timeout; None while it has no work."""
+        """Return the time at which the worker's silence becomes a timeout; None while the worker has no work."""
         if not self.is_ready:
             return self.since_s + START_TIMEOUT_S
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
     def close(self, *, grace_s: float = 0.0) -> str:
-        """Wait up to `grace_s` for the process to end, then kill it. Return how it ended."""
+        """Wait up to `grace_s` seconds for the process to end, then kill it. Return a description of how the process ended."""
         self.connection.close()
         try:
             code = self._process.wait(grace_s)
@@ -153,10 +153,10 @@ class Process:
 
 
 class WorkerPool:
-    """Pool that hands tasks to processes and gathers their answers.
+    """Pool that distributes tasks to processes and collects their answers.
 
     Attributes:
-        seed_s: estimated time per seed on one process; 0 before the first answer.
+        seed_s: estimated time per seed on one process, in seconds; 0 before the first answer.
     """
 
     def __init__(self, setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str) -> None:
@@ -222,7 +222,7 @@ class WorkerPool:
         return process.waiting.popleft(), self._decode(said)
 
     def _refill(self, process: Process) -> None:
-        """Hand the worker tasks for `AHEAD_S`, but near the end leave tasks for the others."""
+        """Send the worker tasks for `AHEAD_S` seconds, but near the end leave tasks for the other workers."""
         ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
         if len(process.waiting) <= ahead // 2 and self._queue:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))

@@ -1,15 +1,15 @@
-"""Worker process that runs seeds, with its requests and answers.
+"""Worker process that runs seeds, and the messages that it exchanges with the pool.
 
 Sweeps, comparisons and the determinism check use such processes; on Ray the same code runs inside a task. A worker first
-receives the settings common to all its runs (`Setup`), then small tasks. It draws the scenario itself, so a task is a few
-bytes.
+receives the settings common to all its runs (`Setup`), then small tasks. The worker draws the scenario itself, so a task
+has only a few bytes.
 
-The runner is sent by name, and every process imports it. So it must be a module-level function. Keyword arguments that are
-the same for all runs (such as a mutant's name) may be bound with `functools.partial`.
+The runner is sent by name, and every process imports it, so the runner must be a module-level function. Keyword arguments
+that are the same for all runs (such as a mutant's name) may be bound with `functools.partial`.
 
-Garbage collection is off during runs (simulation.md, section 1) and done between them. SIGALRM ends a run that takes longer
-than `seed_timeout_s` of real time, and the error names the current line. This works in the main thread only, and not in code
-that never returns to the interpreter; the pool kills such a worker a little later.
+Garbage collection is disabled during runs (simulation.md, section 1) and happens between them. SIGALRM ends a run that takes
+longer than `seed_timeout_s` of real time, and the error names the current line. SIGALRM works in the main thread only, and
+not in code that never returns to the interpreter; the pool kills such a worker a little later.
 """
 
 import gc
@@ -37,17 +37,17 @@ from snapline.sim.scenario import Scenario, parse_scenario
 from snapline.sim.search.swarm import draw
 
 CONTAINERS_MAX = 100_000
-"""Number of containers after which garbage is collected: about ten megabytes, which keeps both memory and time small."""
+"""Number of containers after which garbage is collected: about ten megabytes, which limits both memory and time."""
 
 KIND_MAX = 120
-"""Number of characters that distinguish kinds of errors."""
+"""Number of characters of an error text that distinguish kinds of errors."""
 
 TEMPLATES_MAX = 64
-"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few are needed."""
+"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few templates are needed."""
 
 
 class Runner(Protocol):
-    """Runner of one seed: `snapline.sim.run.run`, or a test double. Never raises for failures inside the run."""
+    """Runner of one seed: `snapline.sim.run.run`, or a test double. A runner never raises an exception for failures inside the run."""
 
     def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
 
@@ -61,7 +61,7 @@ class JournalRunner(Protocol):
 
 
 class RunnerName(msgspec.Struct, frozen=True):
-    """Import location of a runner for another process. `file`: used for modules outside its path, such as tests."""
+    """Name with which another process imports a runner. `file` is set for modules outside the other process's path, such as tests."""
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -70,7 +70,7 @@ class RunnerName(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Setup of a worker, sent before its first task; `templates` are scenarios as TOML, `names` their names."""
+    """Settings of a worker, sent before its first task. `templates` are scenarios as TOML text, and `names` their names."""
 
     runner: RunnerName
     templates: list[str]
@@ -80,7 +80,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One seed of one template. With `window_at`, the result holds that piece of the journal."""
+    """One seed of one template. If `window_at` is set, the result contains that piece of the journal."""
 
     seed: int
     template: int = 0
@@ -88,11 +88,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class SeedTimeoutError(BaseException):
-    """Timeout of a seed. It is not an Exception, so that a user's handler does not catch it."""
+    """The time limit of a seed is exceeded. This is not an Exception, so that a user's handler does not catch it."""
 
 
 def name_of(runner: Runner | None) -> RunnerName:
-    """Return the import location of a runner; None is `snapline.sim.run.run`.
+    """Return the name with which another process imports a runner; None means `snapline.sim.run.run`.
 
     Raises:
         UsageError: another process cannot import the runner.
@@ -113,7 +113,7 @@ def name_of(runner: Runner | None) -> RunnerName:
 
 
 def load_runner(name: RunnerName) -> Runner:
-    """Import the runner at a location."""
+    """Import the runner with this name."""
     target: object = _module_of(name)
     for part in name.name.split("."):
         target = getattr(target, part)
@@ -140,10 +140,10 @@ def _module_of(name: RunnerName) -> ModuleType:
 
 
 class Worker:
-    """Worker that performs tasks one after the other.
+    """Worker that executes tasks one after the other.
 
     Attributes:
-        is_alarming: SIGALRM can end a run here.
+        is_alarming: whether SIGALRM can end a run in this process.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -153,7 +153,7 @@ class Worker:
         self.is_alarming = threading.current_thread() is threading.main_thread() and setup.seed_timeout_s > 0
 
     def perform(self, task: Task) -> Result:
-        """Run one seed. Errors are reported in the result; only exceptions such as KeyboardInterrupt propagate."""
+        """Run one seed. The result reports errors; only exceptions such as KeyboardInterrupt propagate."""
         name = self._setup.names[task.template]
         try:
             scenario = draw(self._template(task.template), task.seed)
@@ -209,12 +209,12 @@ def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> 
 
 
 def broken(name: str, seed: int, error: str) -> Result:
-    """Return the result of a run that failed to produce one."""
+    """Return the result of a run that ended with an error instead of a result."""
     return Result(name=name, seed=seed, verdict="broken", error=error)
 
 
 def error_kind(error: str) -> str:
-    """Return a key for errors with the same cause: the type at the end of a traceback, or the message without numbers."""
+    """Return a key that errors with the same cause share: the type at the end of a traceback, or the message without numbers."""
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -239,13 +239,13 @@ def garbage_kept() -> Iterator[None]:
 
 
 def collect_if_due() -> None:
-    """Collect garbage between two runs, if due."""
+    """Collect garbage between two runs if enough containers exist."""
     if gc.get_count()[0] > CONTAINERS_MAX:
         gc.collect()
 
 
 def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
-    """Yield the results of a chunk of tasks."""
+    """Yield the results of a group of tasks."""
     for task in tasks:
         yield worker.perform(task)
         collect_if_due()
@@ -255,10 +255,10 @@ def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
 
 
 def serve(connection: Connection) -> None:
-    """Perform chunks of tasks until the connection closes.
+    """Execute groups of tasks until the connection closes.
 
     The first answer is "", or the reason why the worker cannot begin. Each result is sent at once, so that the pool knows
-    the current seed of a worker that dies.
+    which seed a worker was running when it died.
     """
     setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
     sys.path[:] = setup.paths
@@ -277,7 +277,7 @@ def serve(connection: Connection) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run `python -m snapline.sim.search.worker DESCRIPTOR`; the descriptor is that of the socket to the pool."""
+    """Run `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor of the socket to the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and ends its workers
     try:
         serve(Connection(int(arguments[0])))

@@ -1,11 +1,12 @@
-"""Orders that are paid at an external service, in two effects each.
+"""Paying patterns: orders that are paid at an external service, with two effects each.
 
-Some orders succeed, some are undone by their saga, and the turn of some fails permanently. Later orders request the seat of
-an earlier one: a refunded seat is really paid again, and a seat that could not be refunded is taken over.
+Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Later orders request the seat
+of an earlier order: a refunded seat is paid again, and a seat that could not be refunded is taken over.
 
-The service is a stub (`Fleet(simulate=…)`), so it outlives hosts. It may answer late, never, or only after it has acted. It
-honours keys, refuses late requests for refunded payments, and keeps its own ledger, which must agree with the agents' states.
-For one order it refuses refunds for a while, and operators retry them. For another order it pays, but reports a failure.
+The service is a stub (`Fleet(simulate=…)`), so its state survives crashes of hosts. The service may answer late, never, or
+only after it has acted. The service accepts keys, refuses late requests for refunded payments, and keeps its own ledger,
+which must agree with the agents' states. For one order the service refuses refunds for a while, and operators retry them. For
+another order the service pays, but reports a failure.
 """
 
 import contextlib
@@ -21,18 +22,20 @@ from snapline.sim.workloads.ledger import Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
-"""Kind of an order, by its number. `TAKES_OVER`: it takes over the seat of the failed order before it. `AGAIN`: it is
-cancelled, then its seat is paid again. The last order of each agent always succeeds, because no order follows it."""
+"""Kinds of orders. `STANDS` succeeds, `CANCELLED` is undone, `FAILS` fails permanently. `TAKES_OVER` takes over the
+seat of the failed order before it. `AGAIN` is cancelled, then its seat is paid again. The last order of each agent
+always succeeds, because no order follows it."""
 
 PARTS = ("seat", "hotel")
 UNDO = "/undo"
 """Suffix of the key of a compensation."""
 
 MESSAGES_OF_AN_ORDER = 8
-"""The `Go` message, and the requests to the service with their answers."""
+"""Number of messages per order: the `Go` message, and the requests to the service with their answers."""
 
 SHUT_CALLS = 4
-"""Number of times that the service refuses to refund a failed order's seat: all attempts in a row. Then an operator retries."""
+"""Number of consecutive calls in which the service refuses to refund a failed order's seat: all attempts in a row. Then an operator
+retries."""
 
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
@@ -42,11 +45,11 @@ class Go(snapline.Message):
 
 
 class PayerState(msgspec.Struct):
-    """State of a payer.
+    """State of a `Payer` agent.
 
     Attributes:
-        ended: outcomes by order: "paid"; "seat" (only the seat is paid); "cancelled"; "stuck" (a refund failed); or "mixed" (one
-            key was used for two different payments).
+        ended: outcome of each order: "paid"; "seat" (only the seat is paid); "cancelled"; "stuck" (a refund failed); or "mixed"
+            (one key was used for two different payments).
     """
 
     index: int
@@ -61,15 +64,15 @@ class FullError(Exception):
 class Shop:
     """External payment service.
 
-    A discarded history may have paid what the current history requests later under the same key. Then the payment is the
-    newest of the current history, although it was made first. So of two valid payments, one is known to be newer only if it
-    was paid after the last request for the other, and under the same plan.
+    A discarded history may have made a payment that the current history requests later under the same key. Then that
+    payment is the newest of the current history, although it was made first. So of two valid payments, one is known to be
+    newer only if it was made after the last request for the other, and under the same plan.
 
     Attributes:
-        done: key → receipt.
-        paid: (order, part) → key under which the part is paid.
-        shut: key → number of refused refunds.
-        asked: key → values of `len(done)` at its first and last request, and the plan of the host that made the last one.
+        done: receipt of each key.
+        paid: key under which each (order, part) is paid.
+        shut: number of refused refunds of each key.
+        asked: for each key the values of `len(done)` at its first and last request, and the plan of the host that made the last one.
     """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
@@ -111,20 +114,21 @@ class Shop:
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """Probe: return the receipt of a key. It counts as a request, because the turn that adopts the payment has it as its newest."""
+        """Probe a key and return its receipt. A probe counts as a request, because the payment becomes the newest one of the turn that
+        takes it over."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the stubs for the simulator."""
+        """Return the stubs by function name, for the simulator."""
         names: dict[str, Callable[..., Any]] = {}
         for part in PARTS:
             names |= {part: self.pay, f"{part}/undo": self.undo, f"{part}/probe": self.find}
         return names
 
     def standing(self, order: str) -> list[str]:
-        """Return the parts that are paid and were not given back."""
+        """Return the parts of an order that are paid and have not been refunded."""
         return [part for part in PARTS if (order, part) in self.paid]
 
 
@@ -133,12 +137,12 @@ def _never(*args: object, key: str) -> str | None:
 
 
 def give_back(order: str, part: str, *, key: str) -> None:
-    """Compensate. The simulator calls a stub instead."""
+    """Refund a payment; the simulator calls a stub instead."""
     _never(key=key)
 
 
 class Payer(snapline.Agent):
-    """Agent that pays orders; see the module."""
+    """Agent that pays orders; see the module docstring."""
 
     state: PayerState
 
@@ -167,7 +171,7 @@ class Payer(snapline.Agent):
         message.take(ctx)
 
     async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
-        """Pay all parts, or none."""
+        """Pay all parts of an order, or none."""
         try:
             async with ctx.saga("order"):
                 for part in parts:
@@ -182,14 +186,14 @@ class Payer(snapline.Agent):
         return "paid" if parts == PARTS else "seat"
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
-        """Return whether an effect with other arguments is refused under a used key."""
+        """Return whether an effect with other arguments is rejected under a key that is already used."""
         with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
         return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
-        """Pay a part of an order: the first with a probe and an explicit key, the other with neither."""
+        """Pay a part of an order. The first part uses a probe and an explicit key; the other part uses neither."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -211,24 +215,25 @@ def kind_of(order: int, orders: int) -> int:
 
 
 def refuses_refund(order: str) -> bool:
-    """Return whether the service refuses for a while to refund the order's seat. It does so for one order only, as it takes half a minute."""
+    """Return whether the service refuses for a while to refund the order's seat. Only one order is refused, since that takes half a
+    minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def hides_success(order: str, part: str) -> bool:
-    """Return whether the service pays but always reports a failure. It does so for one order only, as this is slow."""
+    """Return whether the service pays but always reports a failure. Only one order is affected, since that is slow."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
-    """Workload that checks the rules of payers. `shop`: the service of the current run."""
+    """Workload that checks the rules of payments. `shop` is the external service of the current run."""
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
         self.shop = Shop()
 
     def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
-        """Begin a run with a new service, and return its stubs."""
+        """Create a new service for a run, and return its stubs."""
         self.shop = Shop(lambda: self.calling_plan)
         return self.shop.stubs()
 
@@ -236,7 +241,7 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service agrees with all settled orders of a cut; no recovery undoes them."""
+        """Check that the service agrees with all orders that have ended in a cut, since no recovery undoes them."""
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }
@@ -257,7 +262,7 @@ class PayingWorkload(Workload):
         return None
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
-        """Check failed orders, unless a dead letter reports a failed compensation. Later orders check the seats."""
+        """Check failed orders, unless a dead letter reports a failed compensation. Seats are checked with later orders."""
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -280,7 +285,7 @@ class PayingWorkload(Workload):
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:
-    """Make a fleet whose orders take about the scenario's number of messages."""
+    """Return a fleet whose orders take about the scenario's number of messages."""
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
     workload = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)

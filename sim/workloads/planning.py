@@ -1,9 +1,9 @@
-"""Plans: durable turns of steps, calls, sleeps and messages, which a failure may interrupt anywhere.
+"""Planning pattern: durable turns of steps, calls, sleeps and messages, which a failure may interrupt anywhere.
 
-Agents form a row, and each carries out one plan after another. For each plan it calls its neighbour on the right, which
-answers between its own plans, so no cycle of waiting agents forms. Steps are logged. The value of a plan is known in advance,
-so every cut shows whether a plan was lost, done twice, or resumed with another history. A cut holds the state from before the
-current plan, so no cut may show a half-done plan.
+Agents form a row, and each agent executes one plan after another. For each plan the agent calls its neighbour on the right,
+which answers between its own plans, so no cycle of waiting agents forms. Steps are logged. The value of a plan is known in
+advance, so every cut shows whether a plan was lost, executed twice, or resumed with another history. A cut contains the state
+from before the current plan, so no cut may show a half-executed plan.
 """
 
 import functools
@@ -17,20 +17,20 @@ from snapline.sim.workloads.ledger import Nudge, name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0
-"""Timeout of waits that certainly end, longer than any run. Timeouts are tested with a message that never arrives."""
+"""Time limit in seconds of waits that certainly end, longer than any run. Time limits are tested with a message that never arrives."""
 
 DRAWS = 1_000_000
-"""Upper bound of an answer's draw, large enough to tell histories apart."""
+"""Upper bound of the number drawn for an answer, large enough to distinguish histories."""
 
 MESSAGES_OF_A_PLAN = 5
-"""`Go`, hint, call, note and answer."""
+"""Number of messages per plan: `Go`, hint, call, note and answer."""
 
 REFUSED, NOBODY = 11, 13
-"""Value of an unanswered call for a plan: the called turn fails permanently, or the called agent does not exist."""
+"""Value of an unanswered call for a plan: `REFUSED` if the called turn fails permanently, `NOBODY` if the called agent does not exist."""
 
 
 class Go(snapline.Message):
-    """Begin plan `plan`."""
+    """Message that begins the plan with number `plan`."""
 
     plan: int
 
@@ -47,8 +47,8 @@ class Answer(snapline.Message):
     """Answer of a neighbour.
 
     Attributes:
-        done: number of plans that the answering agent has done; it may differ when the call is repeated after a recovery.
-        draw: random number; differs each time.
+        done: number of plans that the answering agent has completed; may differ if the call is repeated after a recovery.
+        draw: random number that differs for each answer.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Note(snapline.Message):
 
 
 class Told(snapline.Message):
-    """Output of planners: `place` differs within a plan, `draw` between histories."""
+    """Output of planners. `place` differs within a plan, `draw` between histories."""
 
     agent: str
     plan: int
@@ -74,17 +74,17 @@ class Refuse(snapline.Message):
 
 
 class Never(snapline.Message):
-    """Message that is never sent."""
+    """Message type that no agent ever sends."""
 
 
 class PlannerState(msgspec.Struct):
-    """State of a planner.
+    """State of a `Planner` agent.
 
     Attributes:
-        half: values of the current plan so far; empty between plans.
-        asked, hinted: numbers of plans for which the left neighbour called, and sent a hint.
-        told: draws of the answers to the left neighbour.
-        heard: sum of the draws that the right neighbour has answered.
+        half: values computed so far for the current plan; empty between plans.
+        asked, hinted: numbers of the plans for which the left neighbour made a call, and sent a hint.
+        told: random numbers in the answers to the left neighbour.
+        heard: sum of the random numbers in the right neighbour's answers.
     """
 
     index: int
@@ -100,27 +100,27 @@ class PlannerState(msgspec.Struct):
 
 
 def double(number: int) -> int:
-    """Double a number. This step raises for every fifth number."""
+    """Double a number. This step raises an exception for every fifth number."""
     if number % 5 == 4:
         raise ValueError("too much")
     return 2 * number
 
 
 def worth(plan: int, *, has_neighbour: bool) -> int:
-    """Return the value of a plan."""
+    """Return the value that a plan must have."""
     steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
     of_neighbour = plan + 1 + 3 * plan + (REFUSED if plan % 5 == 1 else 0) if has_neighbour else 0
     return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
 
 
 def _check_same(found: int, wanted: int) -> None:
-    """Compare a step's result with the value that its turn has read. A result from another history differs."""
+    """Compare a step's result with the value that its turn has read. A result from another history would differ."""
     if found != wanted:
         raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
 
 
 class Planner(snapline.Agent):
-    """Agent that carries out plans; see the module."""
+    """Agent that executes plans; see the module docstring."""
 
     state: PlannerState
     stumbled = -1
@@ -163,7 +163,7 @@ class Planner(snapline.Agent):
             ctx.send(ctx.agent, Go(self.state.done))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
-        """Emit an output for some plans, in their middle and at their end."""
+        """Emit outputs for some plans, in the middle and at the end of the plan."""
         if plan % 3 == 0:
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
@@ -200,7 +200,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Answer a call. Every other note is sent before the answer, so that the caller must defer it."""
+        """Answer a call. Every second note is sent before the answer, so that the caller must defer the note."""
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)
@@ -213,7 +213,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input: take a step, and change no state."""
+        """Handle a client's input: execute a step, and change no state."""
         await self._look(message.serial, ctx)
         message.take(ctx)
 
@@ -227,7 +227,7 @@ class Planner(snapline.Agent):
 
 
 class PlanningWorkload(Workload):
-    """Workload that checks the rules of planners."""
+    """Workload that checks the rules of plans."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         return nudge(client, serial, choose)
@@ -263,7 +263,7 @@ class PlanningWorkload(Workload):
 
 
 def make_planning(part: FleetPart) -> PlanningWorkload:
-    """Make a fleet whose plans take about the scenario's number of messages."""
+    """Return a fleet whose plans take about the scenario's number of messages."""
     check_agents(part)
     plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
     make = functools.partial(_planner, part.agents, plans)

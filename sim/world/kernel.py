@@ -1,9 +1,9 @@
-"""Virtual time: one heap of calls, whose order alone determines a run; wall clocks of nodes; and waits of handlers.
+"""Virtual time: a heap of calls, whose order alone determines a run; the nodes' wall clocks; and waits of handlers.
 
 A call is `(t_ns, number, function, argument)`. The number breaks ties in the order of scheduling, so that functions and
 arguments are never compared.
 
-A node's wall clock (`Clocks`) may be wrong. Handlers and stubs that wait (`Wait`) resume at an event of the heap.
+A node's wall clock (`Clocks`) may be wrong. Handlers and stubs that wait (`Wait`) resume when a scheduled call ends their wait.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ import msgspec
 from snapline.errors import SnaplineError, StoreError, UsageError
 
 PIECE = 1_000
-"""Number of journal entries that are hashed together; the hash after each piece is a waypoint."""
+"""Number of journal entries that are hashed together; the hash after each such piece is a waypoint."""
 
 
 class SimulatedCrash(BaseException):
-    """The process of a node dies here. No code may catch this and continue."""
+    """The process of a node crashes at this point. No code may catch this exception and continue."""
 
 
 class NotSimulatedError(UsageError):
-    """Error for user code that needs real processes."""
+    """User code needs real processes and cannot be simulated."""
 
 
 class Kernel:
     """Scheduler of a run.
 
     Attributes:
-        now_ns: virtual time.
+        now_ns: current virtual time.
         events: calls made so far.
-        is_over: set to end the run.
+        is_over: flag that ends the run when it is set.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Kernel:
         self._number = 0
 
     def at(self, t_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Call `function(argument)` at `t_ns`, or now if that time has passed."""
+        """Schedule `function(argument)` at `t_ns`, or now if that time has passed."""
         self._number += 1
         heappush(self._heap, (t_ns, self._number, function, argument))
 
     def run(self, events_max: int) -> bool:
-        """Make calls until the run is over or no call is left, at most `events_max`; return whether it ended by itself."""
+        """Make at most `events_max` calls, until the run is over or no call is left. Return whether the run ended by itself."""
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:
@@ -68,12 +68,12 @@ class Kernel:
 
 
 class Journal:
-    """Hash of all events of a run: equal hashes mean equal runs.
+    """Hash of all events of a run. Equal hashes mean that two runs were equal.
 
     Attributes:
         waypoints: hash after each piece.
-        window: entries of piece `window_at` as text, for comparing two runs; empty without `window_at`.
-        entries: entries that are not hashed yet.
+        window: entries of piece `window_at` as text, for comparing two runs; empty if `window_at` is not set.
+        entries: entries that have not been hashed yet.
     """
 
     def __init__(self, window_at: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Journal:
         """Add one entry: a tuple of integers, strings and bytes."""
 
     def hash_full_pieces(self) -> None:
-        """Hash all full pieces; to be called periodically."""
+        """Hash all full pieces. The caller must call this method periodically."""
         while len(self.entries) >= PIECE:
             self._hash(self.entries[:PIECE])
             del self.entries[:PIECE]
@@ -110,18 +110,18 @@ class Journal:
 # -- wall clocks ----------------------------------------------------------------------------------------------------------
 
 START_OF_TIME_NS = 1_700_000_000_000_000_000
-"""Initial value of wall clocks."""
+"""Initial time of all wall clocks, in nanoseconds since the epoch of Unix time."""
 
 
 class Clocks:
-    """Wall clocks of all nodes; each is right until set."""
+    """Wall clocks of all nodes. Each clock is right until `set` is called."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and begin
+        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and start time
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """Skew a node's clock from now on, and let it drift."""
+        """Skew a node's clock from now on, with a constant drift."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:
@@ -139,10 +139,10 @@ SECOND_NS = 1_000_000_000
 
 
 class Wait:
-    """Wait that a handler yields to its driver: resumes after `delay_ns`, or (None) when `end` is called.
+    """Wait that a handler yields to its driver. The handler resumes after `delay_ns`, or, if that is None, when `end` is called.
 
     Attributes:
-        is_late: the timeout has ended the wait.
+        is_late: whether the time limit has ended the wait.
     """
 
     __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
@@ -158,24 +158,24 @@ class Wait:
             yield self
 
     def begin(self, then: Callable[[], object]) -> None:
-        """Start the wait; `then` is called once, at its end."""
+        """Start the wait. `then` is called once, when the wait ends."""
         self._then = then
 
     def end(self) -> None:
-        """End the wait; no-op if it has ended."""
+        """End the wait. Has no effect if the wait has ended."""
         if not self._is_over:
             self._is_over = True
             if self._then is not None:
                 self._then()
 
     def expire(self, _: object = None) -> None:
-        """End the wait as timed out; no-op if it has ended."""
+        """End the wait because its time limit has passed. Has no effect if the wait has ended."""
         self.is_late = self.is_late or not self._is_over
         self.end()
 
 
 class Call:
-    """Scheduled call of a function that may be cancelled."""
+    """Scheduled call of a function, which may be cancelled."""
 
     __slots__ = ("_function", "_is_cancelled")
 
@@ -196,7 +196,7 @@ Future = asyncio.Future[Any]
 
 
 def settle(future: Future, function: Callable[[], Any]) -> None:
-    """Complete a future with a function's result or `SnaplineError`. An OSError, such as a failpoint's, becomes a StoreError."""
+    """Complete a future with a function's result or `SnaplineError`. An OSError, for example from a failpoint, becomes a StoreError."""
     try:
         result = function()
     except SnaplineError as error:
@@ -208,12 +208,12 @@ def settle(future: Future, function: Callable[[], Any]) -> None:
 
 
 def sleep(seconds: float) -> Awaitable[None]:
-    """Return an awaitable for a stub's sleep."""
+    """Return an awaitable with which a stub sleeps."""
     return asyncio.sleep(seconds)
 
 
 class VirtualLoop:
-    """Minimal event loop for `asyncio.sleep`, futures and locks, in virtual time."""
+    """Minimal event loop in virtual time that supports `asyncio.sleep`, futures and locks."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -243,7 +243,7 @@ class VirtualLoop:
 
 
 def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
-    """Drive a coroutine to its end on this loop; `ended` gets a function that returns the result or raises the error."""
+    """Run a coroutine to its end on this loop. `ended` gets a function that returns the coroutine's result or raises its error."""
     asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
     try:
         waits_for = coroutine.send(None)

@@ -1,8 +1,8 @@
-"""The simulated network: pipes between nodes, which deliver in order until their stream breaks.
+"""The simulated network: pipes between nodes, which deliver items in order until their stream breaks.
 
-Streams behave like gRPC's: open streams are reliable and in order, so a lost packet is only a delay. Only the data in flight
-when a stream breaks is lost. A pair of nodes that cannot communicate, in one direction or both, keeps its streams until their
-keepalive fails; data sent meanwhile arrives if the connection is healed before that.
+Streams behave like gRPC's: open streams are reliable and in order, so a lost packet only causes a delay. Only the data in
+flight is lost when a stream breaks. Streams stay open between two nodes that cannot communicate, in one direction or both,
+until their keepalive fails. Data sent in the meantime arrives if the connection is healed before that.
 """
 
 from collections import deque
@@ -13,13 +13,13 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.kernel import Kernel
 
 DELAY_STEPS = 16
-"""Number of steps of jitter: few choices shrink well."""
+"""Number of different jitter values; a choice between few values shrinks well."""
 
 RETRANSMIT_NS = 200_000_000
 """Delay of a lost packet: TCP's minimal retransmission timeout on Linux."""
 
 KEEPALIVE_NS = 1_900_000_000
-"""Time until a stream between unreachable nodes is closed; measured with real network namespaces (simulation.md, 4)."""
+"""Time until a stream between unreachable nodes is closed, as measured with real network namespaces (simulation.md, 4)."""
 
 Pair = tuple[str, str]
 
@@ -42,7 +42,7 @@ class Pipe:
         self.is_closed = False
 
     def send(self, item: object) -> None:
-        """Send an item; it arrives after all earlier ones, or never."""
+        """Send an item, which arrives after all earlier items or never."""
         if self.is_closed:
             return
         self._sent += 1
@@ -55,7 +55,7 @@ class Pipe:
         network.kernel.at(at_ns, self._arrive)
 
     def arrive(self, _: object = None) -> None:
-        """Deliver the oldest item, or stall if the direction is blocked."""
+        """Deliver the oldest item, or keep it if the direction is blocked."""
         if self.is_closed:
             return
         if self.stalled or (self._network.has_faults and self._network.is_stalled(self.pair, self.items[0])):
@@ -65,14 +65,14 @@ class Pipe:
         self._deliver(self.items.popleft())
 
     def go_on(self) -> None:
-        """Deliver stalled items now that the direction is open again."""
+        """Deliver the items that were kept while the direction was blocked."""
         waiting, self.stalled = self.stalled, 0
         for _ in range(waiting):
             self._network.kernel.at(self._network.kernel.now_ns, self._arrive)
 
 
 class Stream:
-    """Both directions between two nodes. When it breaks, `closed(node)` is called once for each end."""
+    """Stream between two nodes, in both directions. When the stream breaks, `closed(node)` is called once for each end."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Stream:
 
 
 class Network:
-    """All streams and the faults of their paths. `has_faults`: items may be blocked."""
+    """All streams, and the faults of the paths between nodes. `has_faults` is set if items may be blocked."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Network:
         jitter_ns: int,
         paths: Mapping[Pair, tuple[int, int]] | None = None,
     ) -> None:
-        """`paths`: least delay and jitter of pairs that differ from the usual ones."""
+        """`paths` holds minimum delay and jitter of pairs that differ from the default."""
         self.kernel = kernel
         self._choices = choices
         self._usual = (least_ns, jitter_ns)
@@ -143,7 +143,7 @@ class Network:
     def open(
         self, ends: Pair, key: Hashable, deliver: Callable[[str, object], None], closed: Callable[[str], None]
     ) -> Stream:
-        """Open a stream; the caller has checked `can_reach`."""
+        """Open a stream. The caller must have checked `can_reach`."""
         stream = Stream(self, ends, key, deliver, closed)
         self._numbers += 1
         self._streams[self._numbers] = stream
@@ -152,7 +152,7 @@ class Network:
         return stream
 
     def forget(self, stream: Stream) -> None:
-        """Forget a broken stream."""
+        """Remove a broken stream."""
         self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         for pipe in stream.pipes.values():
             self._stalled.get(pipe.pair, {}).pop(pipe.key, None)
@@ -164,12 +164,12 @@ class Network:
         return [stream for stream in self._streams.values() if stream.ends in ((one, other), (other, one))]
 
     def close_all(self, node: str) -> None:
-        """Close all streams of a node that is gone."""
+        """Close all streams of a node that has crashed or ended."""
         for stream in self.streams_of(node):
             stream.close()
 
     def can_reach(self, one: str, other: str) -> bool:
-        """Return whether a handshake works, which needs both directions."""
+        """Return whether a handshake succeeds, which needs both directions."""
         return not self._is_cut((one, other))
 
     def _is_cut(self, ends: Pair) -> bool:
@@ -184,7 +184,7 @@ class Network:
     # ---- pipes ----------------------------------------------------------------------------------------------------
 
     def delay_ns(self, pair: Pair, key: Hashable, number: int) -> int:
-        """Return the delay of one item."""
+        """Return the delay of one item in nanoseconds."""
         least_ns, jitter_ns = self._delays.get(pair, self._usual) if self._delays else self._usual
         delay = least_ns
         if jitter_ns:
@@ -195,7 +195,7 @@ class Network:
         return delay
 
     def path_ns(self, one: str, other: str, key: Hashable) -> int | None:
-        """Return the delay of a message outside a stream; None if it cannot arrive."""
+        """Return the delay of a message outside a stream in nanoseconds; None if the message cannot arrive."""
         if one == other:
             return 0
         if (one, other) in self._blocked or one in self._silent or other in self._silent:
@@ -237,7 +237,7 @@ class Network:
         self._go_on()
 
     def silence(self, node: str) -> None:
-        """Silence a paused node, which answers nothing."""
+        """Make a paused node silent, so that it answers nothing."""
         self._silent[node] = None
         self.has_faults = True
         for stream in self.streams_of(node):
@@ -248,7 +248,7 @@ class Network:
         self._go_on()
 
     def reset(self) -> None:
-        """End all faults of paths; the scenario's delays apply again."""
+        """End all faults of paths, so that the scenario's delays apply again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
         self._delays.update(self._paths)
@@ -258,7 +258,7 @@ class Network:
         self.kernel.at(self.kernel.now_ns + KEEPALIVE_NS, self._give_up, stream)
 
     def _give_up(self, stream: Stream) -> None:
-        """Close the stream if its path is cut; a cut that was healed meanwhile and came again counts as one."""
+        """Close the stream if its path is cut. A path that was healed in the meantime and cut again counts as cut."""
         if not stream.is_closed and self._is_cut(stream.ends):
             stream.close()
 

@@ -1,13 +1,13 @@
-"""Attributes of the product that are replaced for one run: lowered limits, and a cache of decoded manifests.
+"""Product attributes that are replaced for one run: lowered limits, and a cache of decoded manifests.
 
 *Limits.* The product bounds every queue, window and pack by a constant for large fleets and long runs. Simulated fleets would never
-reach most of these limits, although bugs often hide there. So a scenario may set them (`limits`), for its run and all its
-nodes; FoundationDB calls such limits knobs. All guarantees hold for every value in `drawn`. The values respect the conditions
-between limits: a window fits a frame, and a frame fits a part of a message.
+reach most of these limits, although bugs often occur there. So a scenario may set limits (`limits`) for its run and all its nodes;
+FoundationDB calls such limits knobs. All guarantees hold for every value in `drawn`. The values respect the conditions between
+limits: a window fits into a frame, and a frame fits into a part of a message.
 
-*Manifests.* Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a small
-fleet. Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache has no effect but the saved time.
-Damaged bytes have another key, and errors are not cached.
+*Manifests.* Every maintenance step of the store (publishing, sweeping, moving packs, deleting) and the oracles read all manifests of a
+small fleet. Decoding depends only on bytes, root, name and epoch, and a manifest never changes, so the cache only saves time. Damaged bytes
+have another key, and errors are not cached.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from snapline.storage.packs.manifest import Manifest, decode_manifest
 # -- patches --------------------------------------------------------------------------------------------------------------
 
 Patch = tuple[Any, str, Any]
-"""Object, attribute, replacement."""
+"""A patch: object, name of the attribute, replacement."""
 
 
 @contextlib.contextmanager
 def patched(patches: Sequence[Patch]) -> Iterator[None]:
-    """Set the replacements while inside, and restore the originals afterwards."""
+    """Apply the patches within a `with` block, and restore the original attributes afterwards."""
     before = [(owner, attribute, vars(owner).get(attribute)) for owner, attribute, _ in patches]
     for owner, attribute, replacement in patches:
         setattr(owner, attribute, replacement)
@@ -48,13 +48,13 @@ MS_NS = 1_000_000
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """One limit.
+    """One limit of the product.
 
     Attributes:
-        places: constants of the limit, as `module.CONSTANT`, in every module that imports it.
-        drawn: values that a swarm draws.
-        scaled: conversion from the limit's unit to the constant's; None if they are the same.
-        with_it: dependent constants that must change too.
+        places: constants of the limit, as `module.CONSTANT`, in every module that imports the constant.
+        drawn: values from which a swarm draws.
+        scaled: conversion from the limit's unit to the constant's unit; None if both are the same.
+        with_it: dependent constants that must change together with the limit.
     """
 
     places: tuple[str, ...]
@@ -212,7 +212,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @contextlib.contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Set these limits while inside; the others stay."""
+    """Set these limits within a `with` block; all other limits keep their values."""
     with patched([patch for name, value in limits.items() for patch in _patches(LIMITS[name], value)]):
         yield
 
@@ -233,22 +233,22 @@ def _owner(place: str) -> tuple[object, str]:
 # -- manifests ------------------------------------------------------------------------------------------------------------
 
 MANIFESTS_KEPT = 256
-"""Number of cached manifests: more than a small fleet's store holds, and bounded for large ones."""
+"""Number of cached manifests: more than a small fleet's store contains, and bounded for large stores."""
 
 
 class ManifestDecoder(Protocol):
-    """`decode_manifest`, or a replacement of it."""
+    """Interface of `decode_manifest` and its replacements."""
 
     def __call__(self, data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest: ...
 
 
 def manifests_cached() -> contextlib.AbstractContextManager[None]:
-    """Cache decoded manifests during one run, so that the store decodes each once."""
+    """Cache decoded manifests during one run, so that the store decodes each manifest once."""
     return patched([(manifest, "decode_manifest", remembered(decode_manifest))])
 
 
 def remembered(decode: ManifestDecoder) -> ManifestDecoder:
-    """Return the function with a cache of its results."""
+    """Return a function that decodes manifests and caches its results."""
     known: dict[tuple[bytes, str, str, int | None], Manifest] = {}
 
     def decoded(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:

@@ -1,9 +1,9 @@
-"""Shared parts of a simulated world: time, choices, stores, failpoints, the network, counters and the observers.
+"""Parts that all components of a simulated world share: time, choices, stores, failpoints, network, counters and observers.
 
-- `Stores`: a view of the disk for each node, the duration of calls, and a reader without faults.
-- `Points`: failpoints, which are named points of the code with the actions armed there.
-- `OutputInjector`: outputs of simulated agents. A turn of any agent may emit, regardless of its pattern. The emitting turns are drawn from a
-  separate stream, and every output has unique bytes.
+- `Stores`: a view of the disk for each node, the duration of store calls, and a reader that faults do not affect.
+- `Points`: failpoints, which are named lines of the code, with the actions armed at them.
+- `OutputInjector`: additional outputs of simulated agents. A turn of any agent may emit, regardless of its pattern. The emitting turns are
+  drawn from a separate stream, and every output has unique bytes.
 - `RunCounters`: counters of the run.
 """
 
@@ -35,8 +35,10 @@ class RunCounters:
     """Counters of one run.
 
     Attributes:
-        turns: number of turns ended so far. last_turn_ns: time of the last end. handled: turns for a message, a timer or an input.
-        busy_ns: CPU time that hosts spent.
+        turns: number of turns ended so far.
+        last_turn_ns: time at which a turn last ended.
+        handled: number of turns for a message, a timer or an input.
+        busy_ns: CPU time that hosts have used.
         counts: other counters, by name.
     """
 
@@ -45,21 +47,21 @@ class RunCounters:
         self.counts: dict[str, float] = {}
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter."""
+        """Add an amount to a counter."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def raise_to(self, name: str, value: float) -> None:
-        """Raise a counter to a value, if it is lower."""
+        """Raise a counter to a value, if the counter is lower."""
         self.counts[name] = max(self.counts.get(name, 0), value)
 
     def on_turn(self, now_ns: int, what: str) -> None:
-        """Count a successful turn."""
+        """Count a turn that has succeeded."""
         self.turns += 1
         self.handled += what in ("message", "timer", "input")
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:
-        """Count a durable checkpoint: of all agents together, or of one agent under an autonomous protocol."""
+        """Count a durable checkpoint, either of all agents together or of one agent under an autonomous protocol."""
         self.count("checkpoints_saved")
         self.count("saving_s", took_ns / 1e9)
 
@@ -78,7 +80,7 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 
 
 class OutputInjector:
-    """Injector that makes one turn in `one_in` emit; 0: none."""
+    """Injector that makes one turn in `one_in` emit an output; 0 means none."""
 
     def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
         self._choices = choices
@@ -86,7 +88,7 @@ class OutputInjector:
         self._one_in = one_in
 
     def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
-        """Return the end of a turn, with injected outputs if the turn is drawn."""
+        """Return the end of a turn, with injected outputs if this turn is drawn."""
         if not self._one_in or type(ended) is not ev.TurnEnded:
             return ended
         key = (turn.agent, turn.incarnation, self._ground_truth.history_of(turn.incarnation, turn.agent).turns + 1)
@@ -101,10 +103,10 @@ class OutputInjector:
 
 
 class Points:
-    """Failpoints of a run: the armed action applies to the node that passes the point.
+    """Failpoints of a run. An armed action applies to the node that passes the failpoint.
 
     Attributes:
-        acting: node whose code is running.
+        acting: node whose code is currently running.
     """
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """Record that `acting` passes this point, and run the action armed here, which may raise."""
+        """Record that the node `acting` passes this failpoint, and run the action armed at it, which may raise an exception."""
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -122,27 +124,29 @@ class Points:
             due(self.acting)
 
     def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
-        """Arm an action for the node that passes the point for the `hit`-th time from now."""
+        """Arm an action for the node that makes the `hit`-th pass of the failpoint from now on."""
         self._armed.setdefault(name, []).append((hit, act))
 
     def waits_at(self, name: str) -> bool:
-        """Return whether an action is still armed at the point."""
+        """Return whether an action is still armed at the failpoint."""
         return bool(self._armed.get(name))
 
     def disarm(self) -> None:
-        """Disarm all points."""
+        """Disarm all failpoints."""
         self._armed.clear()
 
 
 SLOW_FACTOR = 100
-"""Slowdown of a slow disk."""
+"""Factor by which a slow disk is slower."""
 
 
 class Stores:
-    """The store, for nodes and the judge.
+    """The checkpoint store, as nodes and the judge see it.
 
     Attributes:
-        disk: disk of the store. id: id of the store. reader: store view that no fault of a node affects.
+        disk: disk of the store.
+        id: id of the store.
+        reader: view of the store that no fault of a node affects.
     """
 
     def __init__(self, seed: int, choices: Choices, delay: DelayPart, now: Callable[[], int]) -> None:
@@ -154,36 +158,39 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """Return random bytes for file names; they only have to differ."""
+        """Return random bytes for file names, which only have to be different from each other."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
-        """Return the store as opened by this node."""
+        """Return the store as opened by one node."""
         return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
-        """Return the duration of one call for this node."""
+        """Return the duration of one store call of this node, in nanoseconds."""
         least_ns, jitter_ns = self._delay
         cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
         return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns
 
 
 CLOCKS_AGENTS_MAX = 16
-"""Largest fleet with vector clocks, whose cost per turn grows with the number of agents. In larger fleets only counts are compared."""
+"""Maximum number of agents with vector clocks, whose cost per turn grows with this number. In larger fleets only counts are compared."""
 
 
 class WorldState:
-    """State shared by the parts of one world.
+    """State that all parts of one simulated world share.
 
     Attributes:
-        kernel, network, clocks, stores, points: simulated environment of this run. choices: source of all its choices.
-        workload: workload with its fleet.
-        judge: oracles. speech: injector of outputs. journal, figures: journal and counters, filled by all parts.
+        kernel, network, clocks, stores, points: simulated environment of this run.
+        choices: source of all choices of the run.
+        workload: the workload, including its fleet.
+        judge: the judge with its oracles.
+        speech: injector of outputs.
+        journal, figures: journal and counters, to which all parts add.
         recording, trace: recording and trace, if requested.
-        hosts, coordinators, agents: all possible names.
-        random_of: source of `ctx.random()`: a stream for each agent, so that another order of turns draws the same numbers.
+        hosts, coordinators, agents: names of all that may exist in the run.
+        random_of: source of `ctx.random()`, with one stream for each agent, so that another order of turns draws the same numbers.
         faults: executed faults.
-        misuse: reason why the user's agents cannot be simulated.
+        misuse: reason why the user's agents cannot be simulated, if any.
     """
 
     def __init__(
@@ -218,7 +225,7 @@ class WorldState:
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Schedule a call at that time."""
+        """Schedule a call at a time of the run."""
         self.kernel.at(t_ns, _call, call)
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
@@ -226,12 +233,12 @@ class WorldState:
         self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
 
     def misused(self, why: str) -> None:
-        """End the run, since the user's code cannot be simulated."""
+        """End the run, because the user's code cannot be simulated."""
         self.misuse = self.misuse or why
         self.kernel.is_over = True
 
     def core_failed(self, node: str, error: Exception) -> None:
-        """Report an error of the product as a violation. Re-raise an error of the simulator itself, which makes the run "broken"."""
+        """Report an error of the product as a violation. An error of the simulator itself is raised again, which makes the run "broken"."""
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return
