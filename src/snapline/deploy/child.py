@@ -1,11 +1,12 @@
-"""Child processes of a launcher: each has its own session and its own log file, and never lives longer than the launcher.
+"""Start child processes of a launcher. Each has its own session and its own log file, and never lives longer than the launcher.
 
-Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
-process group also reaches the processes that the child started. When the child ends, the rest of its group is killed.
-`deploy/parent_watch.py` makes sure that a child dies with its launcher.
+Each child leads its own session, so a Ctrl-C at the terminal reaches only the launcher, and a signal to the child's process group also
+reaches the processes that the child started. When the child ends, the rest of its group is killed. `deploy/parent_watch.py` makes sure that
+a child dies with its launcher.
 
-Starting is one short blocking call, so that a cancellation cannot leave a process running that we do not know of. If a fork server runs, the child is
-forked from it. Otherwise a new program is started; a pidfd reports its exit, which needs Linux, but neither a thread nor a signal handler.
+Starting a child is one short blocking call, so that a cancellation cannot leave an unknown process running. If a fork server runs, the
+child is forked from it. Otherwise a new program is started. A pidfd reports the exit of the program, which needs Linux, but no thread and
+no signal handler.
 
 The fork server
 ---------------
@@ -13,14 +14,14 @@ Imports take most of a start. So a launcher starts one *fork server* (`cli/fork_
 socket pair. Each request carries the descriptor of the child's log. The server has one thread, and of gRPC it has only the imported code, so that
 forking it is safe.
 
-The children belong to the server and die with it, as the server dies with its launcher. The server reports each exit and reaps the child on
-command. Until then the child's id is not reused, so a signal never reaches another process.
+The children belong to the server and die with the server, and the server dies with its launcher. The server reports each exit, and reaps
+the child on command. Until then the child's process id is not reused, so a signal never reaches another process.
 
-The launcher never depends on the server. It starts a child in the usual way:
+The launcher never depends on the server. In these cases it starts a child as a new program:
 
-- if the imported code has changed on disk: then the server refuses;
-- for every other program;
-- if the child needs an environment variable that is read at program start.
+- the imported code has changed on disk, so the server refuses;
+- the command does not run snapline;
+- the child needs an environment variable that is read at program start.
 """
 
 import asyncio
@@ -346,7 +347,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         forks: ForkServer | None = None,
     ) -> Self:
-        """Start `command` (first item: absolute path of the program) with `environment` added to ours, by `forks` if that can.
+        """Start `command` (first item: absolute path of the program) with `environment` added to ours, through the fork server `forks` if possible.
 
         The caller must run in the event loop that will wait for the child.
         """
@@ -359,28 +360,28 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, also the id of its session and process group."""
+        """Return the process id, which is also the id of the child's session and process group."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; the negative signal number if a signal ended it."""
+        """Return the exit code: None while the child runs, the negative signal number if a signal ended the child."""
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child's whole process group; nothing happens if it has ended."""
+        """Send a signal to the child's whole process group. Nothing happens if the child has ended."""
         if self.exit_code is None:  # not reaped yet, so its id has not been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """Wait for its end; returns the exit code. Any number of tasks may wait, and be cancelled."""
+        """Wait for the child's end; return the exit code. Any number of tasks may wait, and may be cancelled."""
         await self._has_ended.wait()
         assert self.exit_code is not None
         return self.exit_code
 
     async def stop(self, grace_s: float, before_kill: Callable[[], None] = lambda: None) -> int:
-        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds; `before_kill` is called before. Returns the exit code."""
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds; return the exit code. `before_kill` is called before the SIGKILL."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -390,12 +391,12 @@ class Child:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End it at once (SIGKILL) and reap it."""
+        """Kill the child (SIGKILL) and reap it; return the exit code."""
         self.signal(signal.SIGKILL)
         return await self.wait()
 
     def last_line(self) -> str:
-        """Return the last line it wrote, or "": by house rule the reason why it ended."""
+        """Return the last line that the child wrote, or "". By convention this line is the reason for the exit."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -406,7 +407,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """`exit code 3` or `SIGKILL`."""
+    """Describe an exit code as `exit code 3` or `SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -416,7 +417,7 @@ def describe_exit(code: int) -> str:
 
 
 def _rotate_log(log_path: Path) -> None:
-    """Start a new log file once the old one is large; the one before it goes."""
+    """Start a new log file once the old one is large; delete the log file before the old one."""
     make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
         log_path.replace(log_path.with_name(log_path.name + ".1"))

@@ -1,4 +1,4 @@
-"""The folder of a local fleet, the `--data-dir` of the command line.
+"""Paths and lock of the folder of a local fleet, the `--data-dir` of the command line.
 
 DIR/store               snapshots
 DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
@@ -32,7 +32,7 @@ could occupy one of those while the coordinator is down. If 200 attempts fail, s
 
 
 def is_same_folder(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths lead to the same place, also through symbolic links and if nothing exists there."""
+    """Return whether two paths name the same place, also through symbolic links and for paths that do not exist."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -60,7 +60,7 @@ def lock(data_dir: Path) -> int:
 
 @contextlib.contextmanager
 def folder_of_fork(folder: Path) -> Iterator[Path]:
-    """Yield the path for a fork's store; meanwhile no fleet can start in the folder, and no other fork can be made there.
+    """Yield the path for a fork's store. Until the block ends, no fleet can start in the folder and no other fork can be made there.
 
     Raises:
         UsageError: the folder belongs to a fleet.
@@ -131,7 +131,7 @@ def read_addresses(data_dir: Path) -> list[str]:
 
 
 def describe_count(count: int) -> str:
-    """`1 coordinator`, `3 coordinators`."""
+    """Format the number as `1 coordinator` or `3 coordinators`."""
     return f"{count} coordinator{'' if count == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""A fleet on other machines or in containers, supervised by a background process on this machine.
+"""Supervise a fleet on other machines or in containers from a background process on this machine.
 
 `snapline up` starts the process and returns. The process reads `plan.json` in the fleet's local folder, which holds no secrets, and writes the
 coordinator's address next to it, as a local fleet does. If the process is killed, the fleet keeps running; the next `up` starts a new process
@@ -34,14 +34,15 @@ from snapline.security.transport import RELOAD_S, Security
 PLAN_FILE = "plan.json"
 
 LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
-"""Names of the certificates that this process uses. The operator certificate requests the last snapshot before a time limit."""
+"""Names of the certificates that this process uses. The operator certificate authorizes the request for the last snapshot before a time
+limit."""
 
 DetachedPlace = Literal["ssh", "podman", "slurm", "ray"]
 """Places of a supervised fleet. Only chaos uses "ray" here: an actor supervises what `snapline up` starts on Ray (`deploy/ray_fleet.py`)."""
 
 
 class DetachedPlan(msgspec.Struct, frozen=True):
-    """Plan of a fleet to run: its contents and its place.
+    """Plan of a fleet to run: what runs, and where.
 
     Attributes:
         place: the kind of place.
@@ -50,7 +51,7 @@ class DetachedPlan(msgspec.Struct, frozen=True):
         machines: names of the machines for `ssh`.
         ssh: the ssh program and its options.
         sbatch: options of `sbatch`.
-        python: the Python interpreter there; empty: the default.
+        python: path of the Python interpreter on the machines; empty: the default.
         image: image of the containers.
         code: the remote folder with the fleet's module; for containers the local one.
         tls: a local folder made by `snapline auth init`, on Slurm shared by all nodes; empty: no TLS.
@@ -118,7 +119,7 @@ class DetachedLauncher(Launcher, Protocol):
     """A launcher whose processes outlive it."""
 
     async def sweep(self) -> list[str]:
-        """End everything that earlier launchers of this fleet left; return descriptions of it."""
+        """End everything that earlier launchers of this fleet left behind; return descriptions of the ended parts."""
         ...
 
 
@@ -164,7 +165,7 @@ def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note
 
 
 async def check_place(plan: DetachedPlan) -> None:
-    """Check the place before anything is started; takes seconds.
+    """Check the place before anything is started. The check takes seconds.
 
     Raises:
         UsageError: the fleet can never run there as requested; the message says what to change.

@@ -7,8 +7,8 @@ The launcher reaches a launch agent through a program that runs a command elsewh
 itself does not depend on a connection: if one breaks, the processes run on, and the next connection, from any launcher, finds them. The children
 die with the launch agent (`deploy/parent_watch.py`). A launch agent without children and connections ends by itself.
 
-One launcher *holds* a launch agent: the last one that opened it. Commands of an earlier launcher are refused. So two launchers never work
-against each other, and a command sent before a close cannot start a process after it.
+One launcher *holds* a launch agent: the last launcher that opened it. The launch agent refuses commands of earlier launchers. So two
+launchers never work against each other, and a command sent before a close cannot start a process after the close.
 
 The socket and the keys of the processes are in a folder in memory (`runtime_folder`), which only its user can read.
 """
@@ -52,19 +52,20 @@ from snapline.folders import make_private
 from snapline.security.printable import printable
 
 IDLE_S = 60.0
-"""Time after which an idle launch agent ends. A launcher opens it a moment before it starts a process."""
+"""Time after which an idle launch agent ends. A launcher opens the launch agent a moment before the launcher starts a process."""
 
 LOOK_S = 1.0
 """Interval between two checks for idleness."""
 
 START_LIMIT_S, START_LOOK_S = 60.0, 0.02
-"""Time limit for a started launch agent to listen, and the polling interval. It takes half a second, or ten times as long on a busy machine."""
+"""Time limit for a started launch agent to listen, and polling interval. Starting takes half a second, or ten times as long on a busy
+machine."""
 
 SHUTDOWN_GRACE_S = 10.0
 """Time limit for open requests and connections when the launch agent ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
-"""Time between SIGTERM and SIGKILL when the place's time is up or it ends this launch agent: hosts take a last snapshot."""
+"""Time between SIGTERM and SIGKILL when the batch system's time limit ends this launch agent. Hosts take a last snapshot in this time."""
 
 NOT_RUNNING = 69
 """Exit code of a bridge with `--must-run` that found no launch agent (EX_UNAVAILABLE of sysexits.h)."""
@@ -188,7 +189,7 @@ class LaunchAgent:
             self._is_over.set()
 
     async def answer(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Carry the request out if its sender holds this launch agent."""
+        """Carry out the request if its sender holds this launch agent."""
         if request.word == "hold":
             self._holder = request.holder
         if request.holder != self._holder:

@@ -1,4 +1,4 @@
-"""A launcher's requests to one launch agent: the messages, one connection, and the client over as many connections as necessary.
+"""Send a launcher's requests to one launch agent. This module has the messages, one connection, and a client that reconnects as often as necessary.
 
 Each message is one line of JSON. The launch agent's first line is a greeting. A login shell may print anything before it, so the launcher skips
 lines that are no greeting. A connection runs over the standard streams of a program such as `ssh`.
@@ -73,7 +73,7 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
 
 
 class LaunchAgentReply(msgspec.Struct, frozen=True):
-    """Result of the request of this id."""
+    """Result of the request with this id."""
 
     id: int
     fault: Fault = ""
@@ -96,7 +96,7 @@ END_S = 5.0
 
 
 class ConnectionLostError(ExternalFailureError):
-    """The connection is gone; the request may have been carried out."""
+    """The connection was lost; the request may have been carried out."""
 
 
 class LaunchAgentMissingError(ExternalFailureError):
@@ -104,7 +104,7 @@ class LaunchAgentMissingError(ExternalFailureError):
 
     Attributes:
         code: the program's exit code.
-        said: the end of its stderr.
+        said: the end of the program's stderr.
     """
 
     def __init__(self, code: int, said: str) -> None:

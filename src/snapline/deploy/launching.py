@@ -1,12 +1,12 @@
-"""Launcher interface, and the command lines of the processes that launchers start.
+"""Define the launcher interface, and build the command lines of the processes that launchers start.
 
-A launcher starts and ends a fleet's processes at some place, and sees their ends. It decides nothing. A *place* is where processes can run: this
-machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and when the fleet is over; it is the same for every
-launcher. The coordinator decides about the fleet's state, and knows no launcher.
+A launcher starts and ends a fleet's processes at some place, and observes their exits. A launcher makes no decisions. A *place* is where
+processes can run: this machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and when the fleet
+is over, in the same way for every launcher. The coordinator decides about the fleet's state, and does not know the launcher.
 
-A launcher's report of a lost host is only a hint for the coordinator's failure detector (`ReportHostExit`). Without it, the broken stream shows
-the loss a second or two later. Launchers assign no incarnation or host generation: Raft does, when the process registers. `instance` only
-identifies one run, so that a report of its exit is not applied to the next run.
+A launcher's report of a lost host is only a hint for the coordinator's failure detector (`ReportHostExit`). Without the report, the broken
+stream shows the loss a second or two later. Launchers assign no incarnation or host generation: the coordinator does, through Raft, when
+the process registers. `instance` only identifies one run of a process, so that a report of its exit is not applied to the next run.
 
 `snapline.deploy.conformance` tests launchers, built-in and third-party.
 """
@@ -28,7 +28,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     """One process to start.
 
     Attributes:
-        name: `h1`, `c1`, `coordinator` …; the launcher runs one process of a name at a time.
+        name: `h1`, `c1`, `coordinator` …; the launcher runs one process per name at a time.
         kind: host or coordinator; launchers spread the processes of each kind over their machines.
         instance: identifies this run of the process.
         command: program and arguments. A launcher on other machines replaces the program with its own interpreter.
@@ -44,7 +44,7 @@ class Handle(msgspec.Struct, frozen=True):
     """A process that was started.
 
     Attributes:
-        name, instance: from its spec; the instance differs if the place had restarted the process by itself.
+        name, instance: from the process's spec. The instance differs if the place has restarted the process by itself.
         where: the launcher's name of the machine or node.
         pid: the process id on that machine.
     """
@@ -126,7 +126,7 @@ longer than a process start on a busy machine, because moving agents costs more 
 
 
 class Commands(Protocol):
-    """Builds the children's command lines; tests put other programs here."""
+    """Builds the command lines of child processes. Tests substitute other programs."""
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """Command line of coordinator replica `name`, which listens at `address`; `members`: id → address of all replicas, empty for one."""
@@ -191,7 +191,7 @@ class SnaplineCommands:
         self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
-        """`snapline coordinator run …`."""
+        """Return the command line `snapline coordinator run …`."""
         folder = self._data_dir / COORDINATOR_FOLDER
         peers = ",".join(f"{member}={where}" for member, where in members.items())
         return [
@@ -207,7 +207,7 @@ class SnaplineCommands:
         ]
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        """`snapline host run …`."""
+        """Return the command line `snapline host run …`."""
         arguments = [part for key, value in self._arguments.items() for part in ("--arg", f"{key}={value}")]
         return [
             *(sys.executable, "-m", "snapline", "host", "run"),

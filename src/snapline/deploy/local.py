@@ -1,4 +1,4 @@
-"""A whole fleet on this machine: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
+"""Run a whole fleet on this machine: start, watch and restart the coordinator's processes (one, three or five) and N host processes.
 
 `LocalLauncher` starts them as child processes (`deploy/child.py`); `deploy/supervisor.py` decides about restarts. A coordinator keeps its
 port. A fleet writes only into its folder (`deploy/data_directory.py`). A fleet started again in the same folder, with the same number of
@@ -58,7 +58,7 @@ class LocalLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process. The code after the first line awaits nothing, so a cancellation cannot leave an unknown process running."""
+        """Start a process. After its first line the method awaits nothing, so a cancellation cannot leave an unknown process running."""
         forks = await self._forks_for(spec.command)
         if spec.name in self._children:
             handle, child = self._children[spec.name]
@@ -138,7 +138,7 @@ class LocalLauncher:
         return died_in if instance == self._children[name][0].instance else ()
 
     def _forget_marks(self, handle: Handle) -> None:
-        """Remove the marks of a process that the launcher kills: no turn is the cause of its death."""
+        """Remove the turn marks of a process that the launcher kills, since no turn caused this exit."""
         if self._child(handle) is not None:
             marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Runs a command that the kernel kills as soon as its launcher dies.
+"""Run a command that the kernel kills as soon as its launcher dies.
 
 Usage: `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. The process asks Linux for a SIGKILL on its parent's death
 (PR_SET_PDEATHSIG) and then becomes PROGRAM; the request survives `execv`. It is a separate program, not a function that runs between fork and

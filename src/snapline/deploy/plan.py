@@ -1,4 +1,4 @@
-"""Plan of a fleet on other machines, the same for all launchers: its contents, certificates and command lines."""
+"""Plan a fleet on other machines, in the same way for all launchers: what runs, certificates, and command lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

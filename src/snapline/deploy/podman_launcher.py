@@ -1,6 +1,6 @@
-"""Processes in podman containers on this machine: one for each host and coordinator, named FLEET-h1, FLEET-c1 …
+"""Run a fleet's processes in podman containers on this machine, one for each host and coordinator, named FLEET-h1, FLEET-c1 …
 
-Containers survive their launcher. A new launcher finds them by name and takes them over; `close` ends them all. Containers:
+Containers survive their launcher. A new launcher finds the containers by name and takes them over; `close` ends them all. Containers:
 
 - use the machine's network, and listen on loopback;
 - have the fleet's data and code as volumes, at the same paths as outside;
@@ -27,7 +27,7 @@ from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 
 CALL_S = 120.0
-"""Time limit for one call. A call takes seconds, and longer on a machine that starts many containers at once."""
+"""Time limit for one call of podman. A call takes seconds, and longer on a machine that starts many containers at once."""
 
 FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder", "snapline.instance"
 
@@ -176,7 +176,7 @@ class PodmanLauncher:
         files: Files = lambda kind, name: {},
         program: Sequence[str] = ("podman",),
     ) -> None:
-        """Describe a place; `open` takes it.
+        """Describe where to run the fleet; `open` reserves the place.
 
         Args:
             fleet: name of the fleet; part of the names of containers and secrets.

@@ -1,6 +1,6 @@
-"""Adapter for Ray (extra `snapline[ray]`), the only module that uses it; Ray is imported on first use.
+"""Connect to a Ray cluster (extra `snapline[ray]`). Only this module uses Ray, which is imported on first use.
 
-Ray's types exist only where Ray is installed, so its objects are `Any` here, and nowhere else.
+Ray's types exist only where Ray is installed, so this module declares Ray's objects as `Any`.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ CONNECT_TIMEOUT_S = 10.0
 """Time limit to connect. Ray itself tries for minutes if nothing listens."""
 
 PLACE_TIMEOUT_S = 60.0
-"""Time limit to reserve nodes for all hosts. It takes a second on a cluster that has them; a cluster that scales up may need a second `up`."""
+"""Time limit to reserve nodes for all hosts. Reserving existing nodes takes a second; on a cluster that scales up, users may have to repeat
+`up`."""
 
 ROOM_TIMEOUT_S = 10.0
-"""Time limit if too few nodes have the resources that hosts need: a node may just be joining, and the cluster learns that it needs more."""
+"""Time limit if too few nodes have the resources that hosts need. A node may just be joining, and the cluster may scale up."""
 
 NAMESPACE_PREFIX = "snapline-"
 
@@ -76,7 +77,7 @@ class RayCluster:
                 raise UsageError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
-        """Return addresses of the nodes with the resources of `node`, in use or not."""
+        """Return the addresses of the nodes that have the resources in `node`, whether these are in use or not."""
         return [
             str(ray_node["NodeManagerAddress"])
             for ray_node in self._ray.nodes()

@@ -1,11 +1,11 @@
-"""A fleet on a Ray cluster that keeps running when the program that started it has ended.
+"""Run a fleet on a Ray cluster that keeps running when the program that started the fleet has ended.
 
 A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, with the Ray launcher. If the actor dies, Ray restarts it on any node
-with the same plan. It then finds the workers and running processes by name, and adopts them. Meanwhile, no dead process is restarted, and the
-coordinator notices lost hosts by heartbeats only.
+with the same plan. The restarted actor finds the workers and running processes by name, and takes them over. Until then no dead process is
+restarted, and the coordinator detects lost hosts by heartbeats only.
 
-Ray restarts a supervisor with the certificates that it was created with. So renewed certificates need a new supervisor (`renew`). It starts
-every process again by name; the processes run already, so their workers only store the new files.
+Ray restarts a supervisor with the certificates with which the supervisor was created. So renewed certificates need a new supervisor
+(`renew`). The new supervisor starts every process again by name. The processes already run, so their workers only store the new files.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ class RayStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         address: address of the coordinator; several replicas separated by commas.
-        phase: from the coordinator's last answer; `starting` before the first.
+        phase: phase of the fleet in the coordinator's last answer; `starting` before the first answer.
         nodes: process → Ray's node id.
         notes: the supervisor's notes, newest last.
-        outcome: empty while the fleet runs; for `given up`, `exit_code` is that of the corresponding error.
+        outcome: how the fleet ended; empty while the fleet runs. For `given up`, `exit_code` is the exit code of the corresponding error.
     """
 
     address: str = ""
@@ -68,7 +68,7 @@ class RayStatus(msgspec.Struct, frozen=True):
 
 
 class RaySupervisor:
-    """Actor that supervises a fleet. It works in its own thread, so that it starts without a call when Ray has restarted it."""
+    """Actor that supervises a fleet. The actor works in its own thread, so that it starts without a call when Ray has restarted it."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
@@ -311,7 +311,7 @@ def _error_of(last: RayStatus) -> SnaplineError:
 
 
 async def down(cluster: RayCluster, name: str) -> None:
-    """Take a fleet down: end its processes and actors, and release its places on the cluster. Its files stay.
+    """Take a fleet down: end its processes and actors, and release its reserved nodes. The fleet's files stay.
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.

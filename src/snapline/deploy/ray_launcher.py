@@ -1,13 +1,13 @@
-"""Processes on a Ray cluster: one worker actor (`NodeWorker`) each. Two hosts, or two coordinators, never share a node.
+"""Run a fleet's processes on a Ray cluster, each with a worker actor (`NodeWorker`). Two hosts, or two coordinators, never share a node.
 
 A worker starts its process on a node, as a child that dies with the worker in any way (`deploy/parent_watch.py`), and watches it. A worker starts
-nothing by itself. If Ray restarts it, on this or another node, it has no process until the launcher starts one. That process registers with the
-coordinator, which assigns its agents. So Ray's restart of an actor never takes the place of a recovery. The node fills in two placeholders of a command
-line: `@node`, its address, and `@private/NAME`, a certificate or key file.
+no process by itself. A worker that Ray has restarted, on this or another node, has no process until the launcher starts one. That process
+registers with the coordinator, which assigns its agents. So Ray's restart of an actor never replaces a recovery. The worker fills in two
+placeholders of a command line: `@node`, the node's address, and `@private/NAME`, a certificate or key file.
 
 When Ray reports that an actor or a node is gone, the watch of its process ends, and the supervisor reports the loss to the coordinator.
-Heartbeats may detect it earlier. Ray's report may be wrong: an actor on a node that Ray has given up, and its process, can still run. This is
-harmless: the host has been replaced, so the process's messages are rejected (G9).
+Heartbeats may detect the loss earlier. Ray's report may be wrong: an actor on a node that Ray has given up, and the actor's process, can
+still run. Such a process is harmless: its host has been replaced, so the process's messages are rejected (G9).
 
 A start waits for its worker without a limit: the cluster may get another node later. Meanwhile the fleet continues with the hosts that it has.
 
@@ -38,9 +38,9 @@ from snapline.errors import ExternalFailureError
 
 
 class PrivateFiles:
-    """Certificates and keys for processes started here: in memory, readable by this process's user only, gone when it ends.
+    """Certificates and keys for processes started here. The files are in memory, readable only by this process's user, and disappear when it ends.
 
-    They are in no file system, so they do not stay behind when a node is killed.
+    The files are in no file system on disk, so they do not stay behind when a node is killed.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class RayLauncher:
         node: Mapping[str, float] | None = None,
         files: Files = lambda kind, name: {},
     ) -> None:
-        """Describe a place; `open` takes it.
+        """Describe where to run the fleet; `open` reserves the place.
 
         Args:
             cluster: the connection; closing the launcher closes it.
@@ -254,7 +254,7 @@ class RayLauncher:
         self._cluster.end_actor(worker)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Ask the worker how its process ended. If the worker is gone, so is the process."""
+        """Ask the worker how its process ended. If the worker is gone, its process is gone, too."""
         try:
             worker = self._worker(handle.name)
             return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))

@@ -1,8 +1,8 @@
-"""A whole fleet at some launcher's place: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
+"""Run a whole fleet with some launcher: start, watch and restart the coordinator's processes (one, three or five) and N host processes.
 
-This is the driver of the core in `deploy/supervisor.py`: it carries the supervisor's commands out through a `Launcher`, and reads the fleet's
-status from the coordinator. It reports a dead host to the coordinator at once, faster than the broken stream. The report is a hint for the
-failure detector; the coordinator decides.
+This module is the driver of the core in `deploy/supervisor.py`. It carries out the supervisor's commands through a `Launcher`, and reads
+the fleet's status from the coordinator. It reports a dead host to the coordinator at once, before the broken stream shows the loss. The
+report is a hint for the failure detector; the coordinator decides.
 
 The target number of hosts is a number in a file of the fleet's folder, which the supervising process applies (`follow`). The file exists only while
 that process runs; the next start of the fleet writes it again.
@@ -74,7 +74,7 @@ HOSTS_MAX = 1_000
 """Largest number of hosts that a coordinator accepts."""
 
 COORDINATORS = (1, 3, 5)
-"""Allowed numbers of replicas. An even number is no use: four replicas tolerate as many losses as three."""
+"""Allowed numbers of replicas. An even number has no advantage, since four replicas tolerate only as many losses as three."""
 
 SINGLE_COORDINATOR = "coordinator"
 """Name of the only coordinator process of a fleet without replicas."""
@@ -89,8 +89,8 @@ SHUTDOWN_S = 10.0
 """Time limit for hosts to end by themselves once the coordinator reports that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting is
-only cleaner."""
+"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting lets a
+process end cleanly."""
 
 LAST_SNAPSHOT_S = 20.0
 """Time limit for a last snapshot when users take a fleet down. It takes tens of milliseconds, plus the time for running effects to end."""
@@ -254,7 +254,7 @@ class LaunchedFleet:
             self._on_note(f"no last snapshot: {lost}; the hosts' logs say why")
 
     async def renew(self) -> None:
-        """Use renewed certificates: reconnect with ours, and call `start` again for every running process.
+        """Use renewed certificates: reconnect with this process's certificate, and call `start` again for every running process.
 
         No second process starts for a name, but launchers that deliver certificates in `start` deliver the new ones.
         """
@@ -264,11 +264,11 @@ class LaunchedFleet:
         for name in list(self._handles):
             with contextlib.suppress(
                 ExternalFailureError
-            ):  # it is ending or unreachable: it gets them at its next start
+            ):  # the process is ending or unreachable, and gets the certificates at its next start
                 await self._launcher.start(self._spec(name))
 
     def scale(self, hosts: int) -> None:
-        """Set the number of hosts: missing ones of `h1` to `hN` are started, those above `hN` are ended. Drain those first.
+        """Set the number of hosts. Missing hosts of `h1` to `hN` are started, and hosts above `hN` are ended; drain the latter first.
 
         Raises:
             UsageError: the number is out of range.

@@ -1,13 +1,13 @@
-"""Processes on a Slurm cluster: each host is an element of one job array, each coordinator an element of another.
+"""Run a fleet's processes on a Slurm cluster. Each host is an element of one job array, each coordinator an element of another.
 
-An element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to it inside the element's allocation. All requests to Slurm
-go through its programs (`Slurm`), whose output is parsed here.
+An element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to the worker inside the element's allocation. All
+requests to Slurm go through Slurm's programs (`Slurm`), whose output this module parses.
 
 - *Node failure*: when Slurm misses a node, it ends the element and requeues it. The launcher's connection breaks, and the launcher reports the
   loss at once. The next start waits until the element runs again, without a process. A process that survives on the old node belongs to a
   replaced host, and its messages are rejected (G9).
 - *Time limit*: Slurm warns hosts in advance. The worker requests a last snapshot, ends its process and is requeued.
-- *Coordinators* keep their address, and so their node: their elements are not requeued, and a new element requests the same node.
+- *Coordinators* keep their address, and therefore their node. Their elements are not requeued, and a new element requests the same node.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ class Element(msgspec.Struct, frozen=True):
         array, index: permanent id of the element.
         stem: prefix of the process's name: `h` of h1, h2 …
         state: Slurm's state, such as `RUNNING`.
-        node: the node that it runs on.
-        restarts: how often it was requeued.
-        reason: why it waits.
+        node: node on which the element runs.
+        restarts: number of times that the element was requeued.
+        reason: reason why the element waits.
     """
 
     job: str
@@ -128,7 +128,7 @@ def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Eleme
 
 
 class Slurm:
-    """The programs of one cluster, for one fleet."""
+    """Runs Slurm's programs on one cluster for one fleet."""
 
     def __init__(self, fleet: str, programs: Mapping[str, str] | None = None, *, folder: str = "") -> None:
         """Create the adapter. `programs`: name → path of programs outside PATH. `folder`: the fleet's folder; empty: any."""
@@ -285,7 +285,7 @@ def _is_refused(said: Sequence[str]) -> bool:
 
 
 NOTICE_S = 120
-"""How long before the time limit hosts are warned. Slurm may warn a minute early; it ends them at the limit."""
+"""Time before the time limit at which Slurm warns hosts. Slurm may warn a minute earlier, and ends hosts at the limit."""
 
 SNAPSHOT_LIMIT_S = 60
 """Part of the notice period that the last snapshot may take."""
@@ -322,7 +322,7 @@ class SlurmLauncher:
         slurm: Slurm | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe a place; `open` takes it.
+        """Describe where to run the fleet; `open` reserves the place.
 
         Args:
             name: name of the fleet.

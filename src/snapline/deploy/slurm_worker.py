@@ -1,9 +1,9 @@
-"""Program of an element of a Slurm array: a launch agent (`deploy/launch_agent.py`) that lives as long as the element.
+"""Run in an element of a Slurm job array: a launch agent (`deploy/launch_agent.py`) that lives as long as the element.
 
     python -m snapline.deploy.slurm_worker DATA_DIR
 
-A worker starts nothing by itself. If Slurm requeues it, on this or another node, it has no process until the launcher starts one. That process
-registers with the coordinator, which assigns its agents. So a requeue never takes the place of a recovery.
+A worker starts no process by itself. A worker that Slurm has requeued, on this or another node, has no process until the launcher starts
+one. That process registers with the coordinator, which assigns its agents. So a requeue never replaces a recovery.
 
 Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). A host's worker then requests a last snapshot, ends its process, and
 requests a requeue. If Slurm refuses, the worker ends, and the launcher submits another element. A coordinator's worker stays until the limit.

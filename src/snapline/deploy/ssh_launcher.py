@@ -1,11 +1,12 @@
-"""Processes on machines that `ssh` reaches: a launch agent (`deploy/launch_agent.py`) on each, with hosts and coordinators spread over them.
+"""Run a fleet's processes on machines that `ssh` reaches. Each machine has a launch agent (`deploy/launch_agent.py`); hosts and coordinators are spread.
 
 The launcher runs the user's `ssh` with the user's configuration and without prompts (BatchMode). One connection to each machine carries all
 commands and certificates; no secret is on a command line.
 
-A broken connection proves nothing about the processes behind it. The launcher reconnects without a limit, and never reports an exit that it has
-not observed. The coordinator decides by the hosts' streams whether the fleet continues without such a machine. Each process name belongs to one
-machine: a host whose machine is down returns with it, and meanwhile its agents run on other hosts.
+A broken connection proves nothing about the processes on the machine. The launcher reconnects without a limit, and never reports an exit
+that it has not observed. The coordinator decides by the hosts' streams whether the fleet continues without such a machine. Each process
+name belongs to one machine. A host whose machine is down returns when the machine returns, and meanwhile the host's agents run on other
+hosts.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class SshLauncher:
         files: Files = lambda kind, name: {},
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe a place; `open` takes it.
+        """Describe where to run the fleet; `open` reserves the place.
 
         Args:
             name: name of the fleet.
@@ -87,7 +88,7 @@ class SshLauncher:
         return f"{self._data_dir}/logs on {self.where}"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take the launch agents over, and get ports from those of the coordinators.
+        """Take over the launch agents, and get ports for the coordinators from the launch agents on their machines.
 
         Raises:
             UsageError: a machine cannot be used as it is; the message says what to do.
@@ -208,7 +209,7 @@ async def _sweep(post: LaunchAgentClient) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all of them; then raise the first error, if there is one."""
+    """Await all of the awaitables; then raise the first error, if there is one."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,7 +1,7 @@
-"""Start of a launcher's children: the parent watch, their environment, and the process that they are forked from.
+"""Prepare the start of a launcher's children: parent watch, environment, and fork server.
 
-This module imports only small modules. A program that will certainly start children starts the fork server before it imports anything else,
-and both import in parallel.
+This module imports only small modules. A program that will certainly start children starts the fork server before any other import, so that
+the program and the server import in parallel.
 """
 
 import os

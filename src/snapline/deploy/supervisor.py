@@ -1,6 +1,6 @@
-"""Supervisor: decides which processes to start and restart, and when the fleet is over. A core, the same for every launcher.
+"""Decide which processes to start and restart, and when the fleet is over. The supervisor is a core, the same for every launcher.
 
-It decides nothing about the agents. Dead processes are restarted after growing pauses, up to a number of failures in a row:
+The supervisor decides nothing about agents. It restarts dead processes after growing pauses, up to a number of failures in a row:
 
 - A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet continues as long as a majority
   runs, even if one replica fails permanently.
@@ -10,7 +10,7 @@ It decides nothing about the agents. Dead processes are restarted after growing 
 
 The caller's duties:
 
-1. Carry commands out in order.
+1. Carry out commands in order.
 2. Answer every `StartProcess` with `ProcessStarted` and, at its exit, `ProcessEnded`, or with `ProcessEnded` alone.
 3. Answer every `ReportExit` with `ExitReported`, whether or not the report arrived.
 4. Answer every `SetPause` with `PauseEnded`, even if late; events with an outdated number are ignored.
@@ -60,7 +60,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class SupervisionStarted(msgspec.Struct, frozen=True, gc=False):
-    """The place is open: all processes may start."""
+    """The place is reserved: all processes may start."""
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +142,7 @@ class StartProcess(msgspec.Struct, frozen=True, gc=False):
 
 
 class KillProcess(msgspec.Struct, frozen=True, gc=False):
-    """Kill a process; answered by `ProcessEnded`."""
+    """Kill a process; the driver answers with `ProcessEnded`."""
 
     name: str
 
@@ -171,19 +171,19 @@ class SetPause(msgspec.Struct, frozen=True, gc=False):
 
 
 class EmitNote(msgspec.Struct, frozen=True, gc=False):
-    """A sentence for the user."""
+    """Show a sentence to the user."""
 
     sentence: str
 
 
 class EndSupervision(msgspec.Struct, frozen=True, gc=False):
-    """The fleet is over."""
+    """End the supervision, because the fleet is over."""
 
     ending: Ending
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """The fleet cannot be kept running: end with this exit code and sentence."""
+    """End with this exit code and sentence, because the fleet cannot be kept running."""
 
     exit_code: int
     sentence: str
@@ -317,7 +317,7 @@ class Supervisor:
         self._stay_down(place, pause_s)
 
     def _stay_down(self, place: "_Place", pause_s: float | None) -> None:
-        """Keep the process down for `pause_s` seconds; None: until `RestartRequested`."""
+        """Keep the process down for `pause_s` seconds, or until `RestartRequested` if `pause_s` is None."""
         place.pauses += 1
         if place.is_restart_pending:
             self._start(place)
@@ -477,13 +477,14 @@ class _Place:
     Attributes:
         exit: its last exit.
         started_ns: time of its start; None before.
-        failures: exits in a row; `message_deaths`: how many of them only count for the pauses, not for giving up.
+        failures: number of exits in a row.
+        message_deaths: number of these exits that count only for the pauses, not for giving up.
         pauses: number of pauses so far; only the end of the last one counts.
-        is_kept_down: only `RestartRequested` restarts it.
-        is_given_up: a replica that failed too often; the others continue without it.
-        is_reported: start it as soon as its exit is reported.
-        is_doomed: kill it as soon as it runs.
-        is_unwanted: a host that was scaled away; it may be wanted again later.
+        is_kept_down: only `RestartRequested` restarts the process.
+        is_given_up: the process is a replica that failed too often; the other replicas continue without it.
+        is_reported: start the process as soon as its exit is reported.
+        is_doomed: kill the process as soon as it runs.
+        is_unwanted: the process is a host that was scaled away; a later request may start it again.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:

@@ -1,4 +1,4 @@
-"""HTTP gateway of a fleet: inputs to agents, their answers, and outputs. An adapter: the client decides.
+"""Serve the HTTP gateway of a fleet: inputs to agents, answers, and outputs. The gateway is an adapter; the client makes all decisions.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
@@ -7,8 +7,8 @@
 
 Everyone who can reach the gateway may send inputs to public handlers, which hosts check (`GivenInput.public_only`), and to the handlers that it is
 configured to serve (`Served`). So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
-(`http_server.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
-a CORS preflight, which the gateway does not answer.
+(`http_server.py`); pages of other sites cannot send the token. A body must be declared as JSON. A page of another site can send such a body
+only after a CORS preflight, which the gateway does not answer.
 
 `RequestLimits` bounds the number and size of requests, for one agent and in total; requests above the limits are rejected at once. An error has
 a status, and a body as in RFC 9457 (problem details). The process has one client and one server, until it is stopped.
@@ -45,7 +45,7 @@ from snapline.security.transport import Security
 
 
 class NotJsonError(errors.UsageError):
-    """A body that is not declared as JSON."""
+    """The body of the request is not declared as JSON."""
 
 
 class BusyError(errors.ExternalFailureError):
@@ -92,7 +92,7 @@ def problem(status: int, detail: str, more: Mapping[str, object] | None = None) 
 
 
 AGENT_REQUESTS_MAX = 100
-"""Largest number of requests to one agent, which handles them one after the other: a queue of a few seconds. Other agents are not affected."""
+"""Largest number of requests to one agent. The agent handles them one after the other, in a few seconds. Other agents are not affected."""
 
 REQUESTS_MAX = 600
 """Largest number of requests in total: below the number of connections, so that incomplete requests have room."""
@@ -167,7 +167,7 @@ class RequestLimits:
 
 
 class Served:
-    """`patterns`: patterns AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
+    """Messages that the gateway serves in addition. `patterns`: patterns AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
 
     Raises:
         UsageError: a pattern is invalid.
@@ -320,7 +320,7 @@ class Gateway:
 
 
 class _Reader:
-    """Reader of outputs. `coming`: future of the next one."""
+    """Reader of outputs. `coming`: future of the next output."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
@@ -525,7 +525,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM; print the address.
 
     Raises:
-        UsageError: the address cannot be listened on.
+        UsageError: the server cannot listen on the address.
         CoordinatorUnavailableError: no coordinator answers at the address.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:

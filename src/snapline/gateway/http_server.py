@@ -1,12 +1,12 @@
-"""HTTP server for external users and programs: access, listening address, limits on connections, and shutdown.
+"""Run an HTTP server for external users and programs. This module controls access, listening address, limits on connections, and shutdown.
 
 uvicorn waits forever for the rest of a request, and for a client that does not read the answer. `BoundedConnection` closes a connection whose request
 is never completed, or whose answer is not read. If too many are open, it closes the one that has waited longest for the end of its request, so silent
-connections lock nobody out.
+connections cannot block other clients.
 
-Pages of other web sites must not act or read through a user's browser. If such a page points its name at 127.0.0.1 (DNS rebinding), the
-`Host` header shows that name. All other requests are recognized by `Sec-Fetch-Site` and `Origin`, which a page cannot forge in a
-browser. Programs other than browsers send neither header.
+Pages of other web sites must not act or read through a user's browser. If such a page points its domain name at 127.0.0.1 (DNS rebinding),
+the `Host` header shows that name. All other requests of such pages are recognized by `Sec-Fetch-Site` and `Origin`, which a page cannot
+forge in a browser. Programs other than browsers send neither header.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ HEAD_BYTES_MAX = 16 * 1024
 
 
 class BoundedConnection(H11Protocol):
-    """Connection with limits; see the module."""
+    """HTTP connection with limits (see the module)."""
 
     waiting_since_s = 0.0
     _ending: asyncio.TimerHandle | None = None
@@ -123,7 +123,7 @@ def check_exposure(host: str, token: str) -> None:
     """Refuse to listen beyond this machine without a token, since everyone who can reach the server may use the fleet.
 
     Raises:
-        UsageError: it would listen beyond this machine without a token, or with one that can be guessed.
+        UsageError: the server would listen beyond this machine without a token, or with a token that can be guessed.
     """
     if not token and not is_loopback(f"{host}:0"):
         raise UsageError(
@@ -214,5 +214,8 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def has_no_site_header(request: Request) -> bool:
-    """Return whether the request does not name its page: it comes from no browser or an old one, or was typed."""
+    """Return whether the request does not name the site of its page.
+
+    Such a request comes from a program, from an old browser, or was typed.
+    """
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

@@ -1,6 +1,6 @@
-"""Conformance checks for every launcher: ours, and other people's.
+"""Conformance checks for every launcher, built-in or third-party.
 
-A fleet relies on its launcher in three points:
+A fleet relies on three properties of its launcher:
 
 1. A started process runs once.
 2. Its exit is reported, and never mistaken for the exit of the next run.

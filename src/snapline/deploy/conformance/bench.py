@@ -1,4 +1,4 @@
-"""Bench of the suite: what it needs of a place beyond its launcher, and the bench of this machine."""
+"""Define what the conformance checks need of a place in addition to its launcher (`Bench`), and implement it for this machine."""
 
 import asyncio
 import contextlib
@@ -41,11 +41,11 @@ class Bench(Protocol):
         ...
 
     def commands(self, fleet: str, hosts: int) -> Commands:
-        """Command lines for this place; lost hosts' agents move at once (`on_failure="move"`)."""
+        """Return the command lines for this place. Agents of a lost host move at once (`on_failure="move"`)."""
         ...
 
     def connect(self, address: str) -> CoordinatorClient:
-        """A client with the rights of an operator and of a launcher."""
+        """Return a client with the rights of an operator and of a launcher."""
         ...
 
     def remains(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of launchers: small checks of each method, and a large one with a whole fleet.
+"""Check launchers: small checks of each method, and a large check with a whole fleet.
 
 The small checks start and end small programs, without a fleet. The large check leads a fleet of five agents on three hosts and three coordinators
 through the faults of a real place:

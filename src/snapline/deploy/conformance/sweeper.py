@@ -1,4 +1,4 @@
-"""Removes what a raylet cluster has left on this machine once the process that started it has ended, in any way.
+"""Remove the processes and files of a Ray test cluster once the process that started the cluster has ended, in any way.
 
 Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. At the end of the pipe, the sweeper kills all processes whose command
 line contains FOLDER or that have a file in it open, and deletes FOLDER. A killed test cannot do so, and Ray's processes outlive their starter.
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.1
-"""Interval between two rounds: children of a killed process may take a moment to appear or end."""
+"""Interval between two rounds of killing. Children of a killed process may take a moment to appear or end."""
 
 ROUNDS_MAX = 600
 """Limit of rounds, one minute in all: a process that survives them hangs in the kernel."""

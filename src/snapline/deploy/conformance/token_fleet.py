@@ -1,4 +1,4 @@
-"""The fleet that launchers are tested with: five agents slowly pass tokens to each other without end, and count their transfers.
+"""Fleet for tests of launchers: five agents slowly pass tokens to each other without end, and count their transfers.
 
 No token may be lost or created. Each agent must handle and answer every received message exactly once.
 So every snapshot can be checked on its own (`judge.py`).
@@ -18,7 +18,7 @@ PAUSE_S = 0.02
 
 
 class Transfer(snapline.Message):
-    """Some tokens pass to another agent."""
+    """Transfer of some tokens to another agent."""
 
     amount: int
 
@@ -28,7 +28,7 @@ class AnswerDue(snapline.Message):
 
 
 class TransferCounts(msgspec.Struct):
-    """`handled` transfers received, `passed` transfers sent."""
+    """Counts of an agent. `handled`: transfers received; `passed`: transfers sent."""
 
     others: list[str]
     balance: int
