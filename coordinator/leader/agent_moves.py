@@ -1,20 +1,22 @@
-"""Planned moves of agents, off hosts that an operator drains or to hosts with fewer agents; and the measured load that decides where they go.
+"""Planned moves of agents, off hosts that an operator drains or to hosts with fewer agents; and the measured load that decides where these
+agents are placed.
 
-*Moves.* Agents move by a plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and only turns taken while
-that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed: the plan makes one of the live states.
+*Moves.* Agents move by a recovery plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and
+only turns taken while that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed, because the
+plan makes an epoch of the live states.
 
 Before the move, effects are held and running ones end (`fleet_end.py`); otherwise the plan would leave them in doubt.
 
 The log records that a host is drained, and plans exclude it as long as another host is attached. A request to spread agents evenly is
-volatile and counts for the present plan only: the operator checks the result, and repeats the request if needed.
+volatile and applies to the current plan only: the operator checks the result, and repeats the request if needed.
 
-*Load* per agent and host, from heartbeats, weighs the placement of agents that must move. A host counts the turns that its agents have taken.
-The difference of two counts under one plan gives the average turns per agent and second. Counts are taken only while the fleet runs, since
-no agent works otherwise. An idle agent uses memory, so it weighs as much as one turn per second. Invariants:
+*Load* per agent and host, from heartbeats, weighs the placement of agents that must move. A host counts the turns that its agents have
+taken. The difference of two counts under one plan gives the average turns per agent and second. Counts are taken only while the fleet
+runs, since no agent works otherwise. An idle agent uses memory, so it weighs as much as one turn per second. Invariants:
 
 1. Measures belong to the present plan, because another plan places agents differently.
-2. If any host of the plan is not measured, none counts: otherwise agents would move to the unmeasured hosts.
-3. Nothing is decided here. Weights go into the plan's log entry, and every replica places by that entry alone. A new leader has no
+2. If any host of the plan is not measured, no measure is used: otherwise agents would move to the unmeasured hosts.
+3. This module makes no decision. Weights go into the plan's log entry, and every replica places by that entry alone. A new leader has no
    measures, so it places by numbers of agents.
 """
 
@@ -35,7 +37,7 @@ REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    """The pending move. `begun`: newest epoch begun when the move was first seen; a later epoch is its line."""
+    """The pending move. `begun`: newest epoch begun when the move was first seen; the move starts from a later epoch."""
 
     plan: int
     begun: int
@@ -51,13 +53,13 @@ class Moves:
         self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
         self._rebalanced_plan: int | None = None
-        """The plan whose agents are to be spread evenly."""
+        """The plan whose agents must be spread evenly."""
         self._moving: _Moving | None = None
         self._unevenness: tuple[tuple[int, list[str]], bool] | None = None
         """Cached answer: ((plan, hosts), whether agents are spread unevenly over them)."""
 
     def on_requested(self, event: MovesRequested) -> None:
-        """Take an operator's request, perhaps a repeated one."""
+        """Handle an operator's request, which may be repeated."""
         self._requests[event.request] = event
         if event.is_even:
             self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None
@@ -82,7 +84,7 @@ class Moves:
 
     @property
     def reason(self) -> str:
-        """Reason for a plan now; "" if none is needed."""
+        """Return the reason for a plan now, or "" if no plan is needed."""
         moving = self._moving
         return moving.reason if moving is not None and self._is_line_complete(moving) else ""
 
@@ -141,7 +143,7 @@ class Moves:
                 self._shared.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
     def _move_reason(self) -> str:
-        """Return why agents have to move; "": they need not, or cannot now."""
+        """Return why agents must move, or "" if they need not or cannot now."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
@@ -168,30 +170,30 @@ class Moves:
         return cached[1]
 
     def _is_line_complete(self, moving: _Moving) -> bool:
-        """Return whether the plan's line is complete; open epochs end first, so the plan loses none."""
+        """Return whether the epoch from which agents move is complete. Open epochs end first, so that the plan loses none."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 
 
 LEAST_NS = 2 * SECOND_NS
-"""Shortest measuring time: some heartbeats."""
+"""Shortest measuring time, in nanoseconds: several heartbeats."""
 
 WINDOW_NS = 30 * SECOND_NS
 """Length of the measuring window; work counts for at most twice this time."""
 
 AT_REST, WEIGHT_MAX = 10, 10_000
-"""Weights of an idle agent and of one with a thousand turns per second, in tenths of a turn per second. Weights fit into two bytes."""
+"""Weights of an idle agent and of an agent with a thousand turns per second, in tenths of a turn per second. Weights fit into two bytes."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """A host's turn count at one time."""
+    """A host's count of turns at one time."""
 
     at_ns: int
     turns: int
 
 
 class _Measure(msgspec.Struct):
-    """Marks of a host: start of the present window, start of the next window, and the latest."""
+    """Turn counts of a host at the start of the current window, at the start of the next window, and now."""
 
     first: _Mark
     second: _Mark
@@ -208,7 +210,7 @@ class Loads:
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
-        """Take the number of turns from a host's heartbeat."""
+        """Record the number of turns from a host's heartbeat."""
         state = self._shared.state
         if state.phase != RUNNING:
             return
@@ -224,7 +226,7 @@ class Loads:
             measure.first, measure.second = measure.second, mark
 
     def weights(self) -> tuple[int, ...]:
-        """Return the weight per agent for each host of the plan, in the plan's order; empty: unknown, or all equal."""
+        """Return the weight per agent for each host of the plan, in the plan's order; empty: the weights are unknown, or all equal."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or self._plan != plan.number:
             return ()
@@ -233,7 +235,7 @@ class Loads:
         return () if None in weights or len(set(weights)) == 1 else tuple([weight for weight in weights if weight])
 
     def _weight(self, host: str, agents: int) -> int | None:
-        """Return the weight; None: the host was not measured for long enough."""
+        """Return the weight per agent of a host, or None if the host was not measured for long enough."""
         measure = self._measures.get(host)
         passed_ns = measure.latest.at_ns - measure.first.at_ns if measure is not None else 0
         if measure is None or passed_ns < LEAST_NS:

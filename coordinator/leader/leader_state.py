@@ -1,4 +1,4 @@
-"""State shared by the parts of the leader: the replicated state, the commands so far, and the pending proposals.
+"""State shared by the parts of the leader: the replicated state, the commands issued so far, and the pending proposals.
 
 Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-
 triggered: after every event they compare the state with what they know and propose what is missing. So a rejected
@@ -19,10 +19,11 @@ from snapline.storage.log.log_record import LogName
 SECOND_NS = 1_000_000_000
 
 RETRY_NS = 100_000_000
-"""Delay before a key is used again after its proposal was rejected or refused: a bug must not become a busy loop."""
+"""Delay, in nanoseconds, before a key is used again after its proposal was rejected or refused, so that a bug cannot cause a busy loop."""
 
 PROPOSALS_MAX = 4096
-"""Largest number of pending proposals, including requests of hosts. Beyond it a requesting host's stream is closed, and it retries."""
+"""Largest number of pending proposals, including requests of hosts. Beyond it a requesting host's stream is closed, and the host
+retries."""
 
 
 class LeaderOptions(msgspec.Struct, frozen=True):
@@ -30,13 +31,13 @@ class LeaderOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         client: random name of this leader's run in request ids.
-        cluster: random id of the fleet's run, until the state knows one.
+        cluster: random id for the fleet's run, used until the state holds one.
         hosts_expected: the fleet starts when this many hosts are attached.
         rejoin_grace_ns: time that agents wait for their lost host before they move.
         keep_epochs: number of complete epochs to keep, at least 2.
         heartbeat_ns: heartbeat interval requested from hosts.
         exit_when_finished: end the run when the fleet has ended.
-        may_begin_anew: a fleet whose snapshots are all damaged begins from its initial states.
+        may_begin_anew: if all snapshots are damaged, the fleet may begin again from its initial states.
         certify: signs a host's public key for a log (`Store.certify_log`); deterministic. None: batches are not signed.
     """
 
@@ -61,12 +62,12 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class LeaderState:
-    """Shared by the parts of one leader.
+    """State shared by the parts of one leader.
 
     Attributes:
-        state: read only.
+        state: the replicated state; read only.
         now: time of the event being handled.
-        out: commands given so far in this event.
+        out: commands issued so far for this event.
         ending: (epoch, outcome, reason) once a part decides that the fleet must end; proposed until the fleet has ended.
         damaged: damaged epoch → (path, reason); condemning it is proposed until the state agrees.
     """
@@ -105,11 +106,11 @@ class LeaderState:
 
     @property
     def is_full(self) -> bool:
-        """Return whether no more proposals are taken."""
+        """Return whether the limit of pending proposals is reached."""
         return len(self._pending) >= PROPOSALS_MAX
 
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
-        """Take the outcome of a proposal; return it with its result, None for rejected.
+        """Handle the outcome of a proposal; return the proposal with its result, which is None if it was rejected.
 
         After an unknown outcome, or a rejected request of a host, the operation is proposed again under its request id, and None
         is returned.
@@ -124,7 +125,7 @@ class LeaderState:
         del self._pending[token], self._keys[proposal.key]
         if isinstance(outcome, Committed) and not outcome.result.is_refused:
             return proposal, outcome.result
-        if not is_request:  # hosts repeat a request only after a lost stream, so they need no delay
+        if not is_request:  # hosts repeat a request only after a lost stream, so requests need no delay
             self._blocked[proposal.key] = self.now + RETRY_NS
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 
@@ -144,7 +145,7 @@ class LeaderState:
             self.out.append(SendDirective(sessions, directive))
 
     def note(self, level: str, text: str) -> None:
-        """Log `text`."""
+        """Write `text` to the process's log."""
         self.out.append(Note(level, text))
 
     def condemn(self, epoch: int, path: str, reason: str) -> None:
@@ -154,6 +155,6 @@ class LeaderState:
             self.damaged[epoch] = (path, reason)
 
     def end(self, epoch: int, outcome: str, reason: str) -> None:
-        """Request the end of the fleet; the first reason found wins."""
+        """Request the end of the fleet. The first request determines the reason."""
         if self.ending is None:
             self.ending = (epoch, outcome, reason)

@@ -1,17 +1,17 @@
-"""Restores, the requests to return to an epoch, and rollbacks, which agents request (`ctx.rollback`).
+"""Restores (requests of operators to return to an epoch) and rollbacks (requests of agents, `ctx.rollback`).
 
 *Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch, and commits it
-together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request: if it is repeated, to
-this leader or the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done
+together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request. A request repeated to
+this leader or the next is the same restore, and its plan in the log is the answer. A leader that dies before that log entry has changed
 nothing.
 
-*Rollbacks.* Each request becomes a restore, and a second one for the same reason needs an operator. The requesting agent waits and loses
+*Rollbacks.* Each request becomes a restore. A second rollback for the same reason needs an operator. The requesting agent waits and loses
 nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new stream, so requests survive a leader's
-death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends that incarnation and the request: the turn
-runs again, and may repeat the request.
+death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends that incarnation and the request: the
+turn runs again, and may repeat the request.
 
-Agents that were rolled back do not remember why, so the log does. Earlier requests count as long as their plans are kept, and only since an
-operator's last restore, because the operator has seen those before it.
+Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept, and
+only since an operator's last restore, because the operator has seen the requests before it.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ from snapline.messages.status import Concern
 
 REFUSE_NS = 60 * SECOND_NS
 """Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's
-request must not be carried out long after it was made."""
+request must not be executed long after it was made."""
 
 SHOWN_NS = SECOND_NS
 
@@ -44,7 +44,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and its requests. Volatile, except for the plan.
+    """The active restore and the requests that wait for it. Volatile, except for the plan.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -59,7 +59,7 @@ class Restores:
         """Token of an agent's restore → why it was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """Take an operator's request, perhaps a repeated one."""
+        """Handle an operator's request, which may be repeated."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
@@ -81,7 +81,7 @@ class Restores:
             self.wanted = None
 
     def take_refusal(self, token: str) -> str:
-        """Remove and return the reason why an agent's restore was refused; "": it was not."""
+        """Remove and return the reason why an agent's restore was refused, or "" if it was not refused."""
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
@@ -130,8 +130,8 @@ class RollbackDemand(msgspec.Struct):
     Attributes:
         said: the host's message.
         epoch: the target; 0 while it is being looked up.
-        refused: why the request was refused, for operators; "": it was not.
-        heard_ns: time when this leader first received it.
+        refused: why the request was refused, for operators; "": the request was not refused.
+        heard_ns: time when this leader first received the request.
     """
 
     said: WantRollback
@@ -141,17 +141,17 @@ class RollbackDemand(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """Token of the restore; equal for each repetition."""
+        """Return the token of the restore, which is equal for each repetition of the request."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
     def reason(self) -> str:
-        """Reason in the plan; equal for a repeated request from the same place."""
+        """Return the reason in the plan, which is equal for a repeated request from the same place."""
         return op.clip(f"agent {self.said.agent} asked to go back, at {self.said.place}: {self.said.reason}")
 
 
 class Rollbacks:
-    """Open rollback requests. Volatile: hosts repeat them."""
+    """Open rollback requests. Volatile: hosts repeat the requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared
@@ -160,7 +160,7 @@ class Rollbacks:
         self._demands: dict[str, RollbackDemand] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
-        """Take a turn's request, perhaps repeated."""
+        """Handle a turn's rollback request, which may be repeated."""
         record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_current(message):
             return
@@ -174,7 +174,7 @@ class Rollbacks:
             self._send_refusal(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Take the target epoch, or the reason why there is none."""
+        """Record the target epoch, or the reason why there is none."""
         for demand in self._demands.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
@@ -182,7 +182,7 @@ class Rollbacks:
                     self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
-        """Start one restore at a time, and forget requests that are over."""
+        """Start one restore at a time, and drop requests that have ended."""
         for agent, demand in list(self._demands.items()):
             if not self._is_current(demand.said) or self._shared.state.image.outcome:
                 del self._demands[agent]

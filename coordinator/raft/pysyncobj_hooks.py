@@ -1,4 +1,4 @@
-"""Hooks of the hardened node in PySyncObj, the reviewed release of that library, and its wake-up pipe.
+"""Hooks of the hardened node into PySyncObj, a check of the reviewed PySyncObj release, and the wake-up pipe.
 
 The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
 the names are checked at start; the tests also compare the hash of every file of the library.
@@ -19,7 +19,7 @@ from pysyncobj import syncobj as library
 from snapline.errors import LogError
 
 RELEASE = "0.3.17"
-"""The reviewed release. Older ones forget term and vote at a restart; newer ones are not reviewed."""
+"""The reviewed release. Older releases forget term and vote at a restart; newer releases are not reviewed."""
 
 METHODS = (
     "_applyCommand",
@@ -39,7 +39,7 @@ METHODS = (
     "_SyncObj__sendNextNodeIdx",
     "_SyncObj__tryLogCompaction",
 )
-"""Methods of SyncObj, overridden or called."""
+"""Methods of SyncObj that the node overrides or calls."""
 
 ATTRIBUTES = (
     "_poller",
@@ -63,7 +63,7 @@ GLOBALS = ("Serializer", "createJournal", "monotonicTime", "_RAFT_STATE", "_COMM
 """Names in `pysyncobj.syncobj`."""
 
 NOTIFIER_ATTRIBUTES = ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW")
-"""Attributes of its PipeNotifier, which never closes its pipe."""
+"""Attributes of PySyncObj's PipeNotifier, which never closes its pipe."""
 
 SHA256_OF_FILES = {
     "__init__.py": "4966a9dd893542b1b0e0fcef3d2ea44f2f40919d66b684992e5511be7503c036",
@@ -96,7 +96,7 @@ def check_release() -> None:
     """Compare the installed library with the reviewed one.
 
     Raises:
-        LogError: it has another version, or a name is missing.
+        LogError: the library has another version, or a name is missing.
     """
     if version.VERSION != RELEASE:
         raise LogError(
@@ -120,7 +120,7 @@ def missing_names() -> list[str]:
 
 @contextmanager
 def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
-    """Make SyncObj's constructor use our journal and dump instead of the library's (H1, H5).
+    """Make SyncObj's constructor use `SqliteJournal` and `DumpFile` instead of the library's classes (H1, H5).
 
     The constructor takes both from globals of its module. They are swapped during one constructor call only, by one thread at a time,
     so the library itself is unchanged.
@@ -137,7 +137,7 @@ def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) ->
 def forbid_pickle() -> None:
     """Make the library unable to unpickle anything, in the whole process (H12).
 
-    We pickle nothing, so bytes that reach one of the library's `load` calls are an attack.
+    This program pickles nothing, so bytes that reach one of the library's `load` calls are an attack.
     """
     library_pickle.load = library_pickle.loads = _refuse
 
@@ -147,7 +147,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class FalseAlarmFilter(logging.Filter):
-    """Drops a log line of the library that is wrong here.
+    """Log filter that drops a line of the library that is wrong with this journal.
 
     "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
     applied entries are never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
@@ -162,17 +162,17 @@ _false_alarms = FalseAlarmFilter()
 
 
 def drop_false_alarms() -> None:
-    """Filter the library's logger. May be called again."""
+    """Install the filter in the library's logger. May be called again."""
     library.logger.addFilter(_false_alarms)
 
 
 class WakeUp:
-    """The library's notifier, with one byte for all proposals until commands are taken; the original writes one per proposal.
+    """The library's notifier, which writes one byte for all proposals until commands are taken; the original writes one byte per proposal.
 
-    Each write is a system call that releases the interpreter lock: the tick would take the proposals so far, and sync these alone.
+    Each write is a system call that releases the interpreter lock. The tick would then take and sync only the proposals made so far.
 
     Attributes:
-        later: schedules a call after the proposer's present work. None, or on the tick thread: the byte is written at once.
+        later: schedules a call after the proposer's current work. If None, or on the tick thread, the byte is written at once.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -184,7 +184,11 @@ class WakeUp:
         self._is_closed = False
 
     def notify(self) -> None:
-        """Wake the tick. Call it after queueing, from the tick thread or the thread of `later`: if `is_woken` is set, the taking is still to come."""
+        """Wake the tick.
+
+        Call it after queueing, from the tick thread or the thread of `later`: if `is_woken` is set, the tick will still
+        take the commands.
+        """
         if self.is_woken:
             return
         self.is_woken = True

@@ -1,16 +1,16 @@
-"""Raft's transport over our gRPC, tick-thread side: the interface between pysyncobj and the streams.
+"""Raft's transport over gRPC: the part on the tick thread, which connects pysyncobj to the streams.
 
 Theory of operation
 -------------------
 The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`raft_streams.py`). The two
 meet at the `Inbox`, loop to tick thread, and at an `Outbox` per stream, tick thread to loop. Nothing else is shared.
 
-1. **Sync before reply (H2).** What the library sends while it handles received messages, above all `next_node_idx`, which
-   says "I hold this", is held back until the journal is synced once for all of them. If the sync fails, nothing is sent.
-2. **A peer is connected** while our stream to it is accepted. The library's list of peers and ours change in the same call, on this thread,
-   because the library loops over `send` while it believes that a peer is connected.
-3. **Messages are lost with their stream**: the queue to the peer is dropped when our stream ends, and messages in the inbox when the peer's
-   stream ends. The library repeats what it needs, but it must never see old and new messages mixed.
+1. **Sync before reply (H2).** Messages that the library sends while it handles received messages are held back until the journal is synced
+   once for all of them. The most important is `next_node_idx`, which confirms entries. If the sync fails, nothing is sent.
+2. **A peer is connected** while this replica's stream to the peer is accepted. The library's list of peers and this module's list change in
+   the same call, on this thread, because the library loops over `send` while it believes that a peer is connected.
+3. **Messages are lost with their stream**: the queue to the peer is dropped when the outgoing stream ends, and messages in the inbox when
+   the peer's stream ends. The library repeats what it needs, but it must never see old and new messages mixed.
 
 Bounds: an outbox over `OUTBOX_BYTES_MAX` ends its stream. A frame that says "my dump cannot be sent yet" is forwarded once
 per period, since the library sends them in a busy loop. The streams handle full inboxes: they stop reading.
@@ -31,7 +31,8 @@ from snapline.coordinator.raft.raft_streams import IncomingStream, OutgoingStrea
 _log = logging.getLogger("snapline.coordinator.raft")
 
 EMPTY_DUMP_S = HEARTBEAT_S
-"""Time between two frames that tell a peer that there is no dump yet: without one per period the follower would start an election."""
+"""Seconds between two frames that tell a peer that there is no dump yet. Without one frame per period the follower would start an
+election."""
 
 
 class TickedNode(Protocol):
@@ -39,14 +40,14 @@ class TickedNode(Protocol):
 
     _poller: Any
     _SyncObj__raftLog: Any
-    """Journal, whose `boot` counts the openings of the journal `log_id`, durably."""
+    """Journal of the node. Its `boot` is a durable count of the openings of the journal `log_id`."""
 
     def sync_journal(self) -> None:
         """Make everything durable that a reply may reveal, or end the process."""
 
 
 class _Peer:
-    """Peer replica, as the tick thread knows it."""
+    """State of a peer replica on the tick thread."""
 
     __slots__ = ("empty_dump_s", "node", "stream")
 
@@ -58,7 +59,7 @@ class _Peer:
 
 
 class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
-    """Carries messages between the node and its streams. Everything here runs on the tick thread.
+    """Carries messages between the node and its streams. All methods run on the tick thread.
 
     Give the library `functools.partial(GrpcTransport, streams=…)` as its `transportClass`.
     """
@@ -79,7 +80,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             self_node: id and address of this replica.
             others: all other replicas; static.
             streams: the event-loop side.
-            clock: in seconds, for tests.
+            clock: function that returns the time in seconds; replaced in tests.
         """
         super().__init__(node, self_node, others)
         self._node = node
@@ -117,7 +118,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._peers.setdefault(node.id, _Peer(node))
 
     def dropNode(self, node: RaftNode) -> None:
-        """Forget a replica. Members are static, so the library never calls it."""
+        """Remove a replica. Members are static, so the library never calls it."""
         peer = self._peers.pop(node.id, None)
         if peer is not None and peer.stream is not None:
             self._streams.end(peer.stream, "this replica is no member any more")
@@ -134,7 +135,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called through the inbox -----------------------------------------------------------------------------------
 
     def opened(self, stream: OutgoingStream) -> None:
-        """Note that our stream to a peer was accepted; a newer stream replaces an older one."""
+        """Record that this replica's stream to a peer was accepted. A newer stream replaces an older one."""
         peer = self._peers.get(stream.peer)
         if peer is None or not stream.is_live:
             return
@@ -143,13 +144,13 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._onNodeConnected(peer.node)
 
     def closed(self, stream: OutgoingStream) -> None:
-        """Note that our stream to a peer has ended."""
+        """Record that this replica's stream to a peer has ended."""
         peer = self._peers.get(stream.peer)
         if peer is not None and peer.stream is stream:
             self._disconnect(peer)
 
     def received(self, stream: IncomingStream, messages: list[Message], size_bytes: int) -> None:
-        """Handle a received batch; drop it if its stream has ended."""
+        """Handle a received batch, or drop it if its stream has ended."""
         peer = self._peers.get(stream.peer)
         failure: Exception | None = None
         for message in messages:

@@ -1,6 +1,6 @@
 """Documents about snapshots for tools, made from a store alone.
 
-The coordinator serves them, and the command line makes them from a store without a coordinator, so no class of the fleet is loaded.
+The coordinator serves these documents, and the command line makes them from a store without a coordinator. No class of the fleet is loaded.
 States and messages are decoded generically; a caller with the classes may pass its own `describe_…`.
 """
 
@@ -41,7 +41,10 @@ def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
 
 
 def forked_from(store: Store) -> ForkedFrom | None:
-    """Return the origin of the store's fleet; None if it was not forked. DamagedDataError, StoreError."""
+    """Return the origin of the store's fleet; None if the fleet was not forked.
+
+    Raises DamagedDataError or StoreError if the store cannot be read.
+    """
     record = store.fork_record()
     if record is None:
         return None
@@ -59,11 +62,11 @@ def show_document(
 ) -> Rows:
     """Show one snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
-    For one agent, large arrays and histories are expanded; for all of them, described. `contents_bytes_max`:
+    For one agent, large arrays and histories are expanded; for all agents, they are only described. `contents_bytes_max`:
     limit of all states and messages together, as JSON; values beyond it are shown by their size. None: no limit.
 
     Raises:
-        NotFoundError: no such snapshot or agent.
+        NotFoundError: the snapshot or the agent does not exist.
         DamagedDataError: a file of the snapshot is damaged.
     """
     epoch = store.resolve(snapshot)
@@ -119,7 +122,7 @@ def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
 
 
 def verification(location: str, epoch: int | None, found: Verification) -> StoreVerification:
-    """Return the document of a verification."""
+    """Return the document that describes the result of a verification."""
     return StoreVerification(
         store=location,
         epoch=epoch,
@@ -132,7 +135,7 @@ def verification(location: str, epoch: int | None, found: Verification) -> Store
 
 
 def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state as plain values, without its class. Without `read_parts`, parts outside its record are not expanded.
+    """Return the state as plain values, without its class. Without `read_parts`, parts outside the checkpoint's record are not expanded.
 
     Raises:
         DamagedDataError: a part is damaged.
@@ -147,7 +150,7 @@ def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = Non
 
 
 def decode_payload(payload: bytes) -> object:
-    """Return a message without its class: its type's name and its fields, as JSON values."""
+    """Decode a message without its class; return its type's name and its fields, as JSON values."""
     return describe_payload(payload, _decode)
 
 
@@ -156,7 +159,7 @@ def _decode(data: bytes) -> object:
 
 
 def _jsonable(value: Any) -> object:
-    """Return `value` as JSON allows it: keys become text, bytes a description."""
+    """Convert `value` to JSON values: keys become text, and bytes become a description."""
     match value:
         case dict():
             return {key if isinstance(key, str) else str(key): _jsonable(x) for key, x in value.items()}

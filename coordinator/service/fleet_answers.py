@@ -1,4 +1,4 @@
-"""Answers to tools about the fleet: recovery line, recovery history, agents' locations; from the replicated state."""
+"""Answers to tool requests about the fleet, computed from the replicated state: recovery line, recovery history, agents' locations."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -25,10 +25,10 @@ from snapline.messages.status import ForkedFrom
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
-    """Return the recovery line if `failed` (agents, or `host:h1`; empty: all) failed now.
+    """Return the recovery line for a failure of `failed` (agents, or `host:h1`; empty: all) at this moment.
 
-    With coordinated checkpoints the answer is the same for all failures: the last complete epoch for every agent. It is the
-    recovery line among complete cuts (G5); epoch 0 is the initial states.
+    With coordinated checkpoints the answer is the same for all failures: the last complete epoch for every agent. That
+    epoch is the recovery line among complete cuts (G5); epoch 0 stands for the initial states.
 
     Raises:
         NotFoundError: no such agent or host.
@@ -77,7 +77,7 @@ def _agents(found: RecoveryLineResult, names: Iterable[str]) -> tuple[AgentOnLin
 
 
 def coordinated_lines(state: FleetView) -> CoordinatedLines:
-    """Return the cost of each single failure with coordinated checkpoints: all agents go back to one epoch."""
+    """Return the cost of each single failure with coordinated checkpoints: all agents return to one epoch."""
     epoch = state.newest_complete()
     failures = tuple([name for name, _ in single_failures(state)])
     return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
@@ -150,7 +150,7 @@ def ending_of(state: FleetView) -> str:
 
 
 def forked_from(state: FleetView) -> ForkedFrom | None:
-    """Return the origin of the fleet; None if it was not forked."""
+    """Return the origin of the fleet; None if the fleet was not forked."""
     fork = state.image.fork
     return None if fork is None else ForkedFrom(fork.name, fork.parent, fork.parent_name, fork.epoch, fork.is_live)
 

@@ -1,6 +1,6 @@
-"""Driver of a leader core: hands events to the core and carries out its commands.
+"""Driver of a leader core: passes events to the core and executes its commands.
 
-The driver decides nothing, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. The environment is the
+The driver makes no decisions, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. The environment is the
 process in production (`leadership.py`), a heap with virtual time in the simulator (`sim/world/simulated_replica.py`), and a
 bench or a world of plain functions in tests. The store's work is a `LeaderStore`: `StoreKeeper` in production and in the simulator.
 
@@ -29,38 +29,38 @@ class LeaderEnvironment(Protocol):
         """Return the monotonic time."""
 
     def wall_ns(self) -> int:
-        """Return the time since 1970, which operations carry."""
+        """Return the wall-clock time since 1970, with which operations are stamped."""
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
         """Call `function` at this monotonic time, or soon if it has passed. The timer set before is no longer needed."""
 
     def send(self, sessions: Sequence[int], directive: Directive) -> None:
-        """Send a directive to hosts, in order; sessions that are over are skipped."""
+        """Send a directive to hosts, in order. Sessions that have ended are skipped."""
 
     def close_stream(self, session: int) -> None:
-        """End a host's stream after what was sent."""
+        """End a host's stream after everything sent so far."""
 
     def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
         """Propose an entry to the log; call `ended` once, within a deadline."""
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Make the blocking call `work(command)`, several at a time, and pass its answer on."""
+        """Run the blocking call `work(command)` in a worker thread and pass its answer to `then`. Several calls may run at a time."""
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Make the blocking call `chore(command)`, one after the other."""
+        """Run the blocking call `chore(command)` in a thread that runs one call after the other."""
 
     def answer(self, answer: ev.AnswerTool) -> None:
         """Answer a tool's request."""
 
     def note(self, note: ev.Note) -> None:
-        """Log a note of the core."""
+        """Log a message that the leader core asked to be logged."""
 
     def end(self, ending: ev.EndRun) -> None:
         """End the coordinator's run."""
 
 
 class LeaderStore(Protocol):
-    """Work on the store that a leader's commands ask for; see `StoreKeeper`."""
+    """Store calls that execute a leader's commands; see `StoreKeeper`."""
 
     def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten: ...
     def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten: ...
@@ -82,17 +82,17 @@ class LeaderObserver:
     """Observer of a leader's driver; by default each hook does nothing."""
 
     def event_received(self, event: ev.Event) -> None:
-        """Note an event, before the core handles it."""
+        """Observe an event before the core handles it."""
 
     def command_issued(self, command: ev.Command) -> None:
-        """Note a command, before it is carried out."""
+        """Observe a command before it is executed."""
 
     def proposal_ended(self, kind: Kind, outcome: ProposalOutcome) -> None:
-        """Note how a proposal ended, before the core handles it."""
+        """Observe the outcome of a proposal before the core handles it."""
 
 
 class LeaderDriver:
-    """Driver of one leader core, from the begin of its leadership to the end.
+    """Driver of one leader core, from the beginning of its leadership to the end.
 
     Attributes:
         core: the leader core.
@@ -110,14 +110,14 @@ class LeaderDriver:
         self._environment = environment
         self._observers = tuple(observers)
         self._wakeup_ns = 0
-        """Time of the next call of the timer; 0: none is due."""
+        """Time of the next timer call; 0: none is scheduled."""
 
     def start(self) -> None:
-        """Begin to lead."""
+        """Start the leader core."""
         self.feed(ev.LeaderStarted())
 
     def feed(self, event: ev.Event) -> None:
-        """Hand an event to the core and carry out its commands."""
+        """Pass an event to the core and execute the resulting commands."""
         for observer in self._observers:
             observer.event_received(event)
         for command in self.core.handle(self._environment.now_ns(), event):
@@ -141,7 +141,7 @@ class LeaderDriver:
         self.feed(ev.TimerFired())
 
     def carry_out(self, command: ev.Command) -> None:
-        """Carry out one command of the core."""
+        """Execute one command of the core."""
         environment, store = self._environment, self._store
         match command:
             case ev.SendDirective():
@@ -194,7 +194,7 @@ class LeaderDriver:
         except UsageError as error:
             _log.error("an operation that cannot be proposed: %s", error)
             rejected = ev.ProposalEnded(command.token, Rejected(str(error)))
-            self._environment.in_worker(command, lambda _: rejected, self.feed)  # Later: the core is still at work.
+            self._environment.in_worker(command, lambda _: rejected, self.feed)  # Later: the core is still busy.
             return
         self._environment.propose(command, entry, partial(self._proposal_ended, command))
 

@@ -1,9 +1,11 @@
-"""Durations, sizes and pauses of epochs and recoveries, as this process saw them while it led, and what failures and epochs cost.
+"""Durations, sizes and pauses of epochs and recoveries, as measured by this process while it led; costs of failures and epochs.
 
-The replicated state has decisions and their times; hosts report how much they have written. The leader's driver shows both to its
-observers. Nothing is decided from them. A new leader begins at zero, which monitoring systems handle as a counter reset.
+The replicated state has decisions and their times; hosts report how much they have written. The leader's driver passes both to
+its observers. No decision depends on these figures. A new leader begins at zero, which monitoring systems handle as a counter
+reset.
 
-`snapline status` shows the costs, from the replicated state and these figures. A replica that does not lead has only the state's data on the newest epoch.
+`snapline status` shows the costs, from the replicated state and these figures. A replica that does not lead has only the data
+in the replicated state about the newest epoch.
 """
 
 from collections import Counter
@@ -20,16 +22,17 @@ from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096
-"""Number of packs whose sizes are kept, for the few open epochs; the oldest are dropped first. Hosts repeat unanswered reports."""
+"""Number of packs whose sizes are kept, for the few open epochs; the oldest packs are dropped first. The limit is needed because hosts
+repeat unanswered reports."""
 
 NS = 1e9
 
 
 class ReportedPart(NamedTuple):
-    """Report about one pack.
+    """Figures from a host's report about one pack.
 
     Attributes:
-        epoch: the epoch; 0: checkpoints that agents took on their own.
+        epoch: the epoch that the pack belongs to; 0: the pack has checkpoints that agents took on their own.
         pause_ns: longest pause of one agent.
         pauses_ns: total pauses of all agents.
     """
@@ -42,13 +45,13 @@ class ReportedPart(NamedTuple):
 
 
 class LeaderFigures(LeaderObserver):
-    """Figures of all leaders of one process.
+    """Figures of all leaderships of one process.
 
     Attributes:
         durations_s: durations of complete epochs, from begin to decision.
         plans_s: durations of recoveries, from the first suspicion until the plan was committed.
         loads_s: durations of recoveries, from the plan until all hosts had applied it.
-        last: the newest epoch that completed under this process; None before there is one.
+        last: the newest epoch that completed while this process led; None before the first such epoch.
         last_new_bytes: bytes written for that epoch.
         last_pause_ns: longest pause of one agent for that epoch.
         last_capture_ns: largest total pause of one host's agents for that epoch.
@@ -66,7 +69,7 @@ class LeaderFigures(LeaderObserver):
         self._plan_counted = 0
 
     def event_received(self, event: Event) -> None:
-        """Take a host's report."""
+        """Record the figures in a host's report."""
         match event:
             case MessageReceived(message=EpochReport() as report):
                 self._keep(report, report.epoch)
@@ -89,7 +92,7 @@ class LeaderFigures(LeaderObserver):
         self.reclaimed_files += files
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """Take the outcome of a proposal that the state has applied."""
+        """Record the outcome of a proposal that the state has applied."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch):
@@ -128,7 +131,7 @@ RECOVERIES_SHOWN = 8
 
 
 def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
-    """Return the losses at this wall-clock time. `missed`: objectives that the leader reports as missed."""
+    """Return the work that a failure at this wall-clock time would lose. `missed`: objectives that the leader reports as missed."""
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
@@ -158,7 +161,7 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
 
 
 def interval_of(state: FleetView, figures: LeaderFigures | None) -> IntervalStatus:
-    """Return the interval and costs of epochs. `figures`: of this process; None: it does not lead."""
+    """Return the interval and costs of epochs. `figures`: figures of this process; None: this process does not lead."""
     image = state.image
     complete = [
         (epoch, record) for epoch, record in image.epochs.items() if record.status == COMPLETE and record.ended_ns

@@ -1,6 +1,6 @@
 """Metrics of a coordinator's process (`telemetry/metrics.py`): of its replica and, while it leads, of the fleet.
 
-A replica that does not lead omits the fleet's metrics, so sums over replicas count nothing twice.
+A replica that does not lead omits the fleet's metrics, so sums over replicas count no value twice.
 """
 
 import time
@@ -131,7 +131,7 @@ FAMILIES = (*RAFT, *FLEET)
 
 
 class CoordinatorMetrics:
-    """Reader of the coordinator's metrics."""
+    """Reads the metrics of a coordinator process."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Outputs for readers, served by the leader: stored ones, and new ones as they are released.
+"""Feed of released outputs, which the leader serves to readers: stored outputs, and new outputs as they are released.
 
 A reader sends its cursor and gets a page of outputs released beyond it; if there are none, its call waits for the next release. The server
-keeps no state of a reader between calls. So a reader may continue at a later leader, and a slow reader delays nobody.
+keeps no state of a reader between calls. So a reader may continue at a later leader, and a slow reader does not delay others.
 
 Epochs with outputs are listed once per leadership; from then on the store reports new releases.
 """
@@ -36,16 +36,16 @@ SCANNED_MAX = 100_000
 """Largest number of outputs scanned for a page, so that the cursor advances even if few have the requested topic."""
 
 WAIT_S_MAX = 20.0
-"""Longest wait of a call: a reader that still listens calls again."""
+"""Longest wait of a call, in seconds; a reader that still listens calls again."""
 
 LOOK_S = 0.25
 """Interval at which a waiting call checks whether this replica still leads."""
 
 STAY_S = 5.0
-"""Time that a reader still counts as following after its call has ended: it processes the page and calls again."""
+"""Seconds for which a reader still counts as following after its call has ended, while it processes the page."""
 
 PAGES_AT_ONCE = 4
-"""Number of pages read at once; each uses a thread and holds one part of a release, some ten MiB."""
+"""Number of pages read at once. Each uses a thread and holds one part of a release in memory, some ten MiB."""
 
 
 class OutputFeed:
@@ -61,7 +61,7 @@ class OutputFeed:
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop; None before the first read."""
         self._changed = asyncio.Event()
-        """Set, and replaced by another, at each release."""
+        """Event that is set at each release and then replaced by a new event."""
         self._epochs: list[int] | None = None
         """Epochs that have outputs, ascending; None: they must be listed. Releases reported during the listing are added."""
         self._listed_by: LeaderRunner | None = None
@@ -77,10 +77,11 @@ class OutputFeed:
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
-        """Return the outputs after a cursor as soon as there are any, or none when the wait is over; errors as `Store.read_outputs`.
+        """Return the outputs after a cursor as soon as there are any, or no outputs when the wait is over. Errors are those of
+        `Store.read_outputs`.
 
         Raises:
-            CoordinatorUnavailableError: this replica does not lead (any more).
+            CoordinatorUnavailableError: this replica does not lead, or no longer leads.
         """
         loop = self._loop = asyncio.get_running_loop()
         driver, deadline_s = self._driver(), loop.time() + min(wait_s, WAIT_S_MAX)
@@ -105,7 +106,7 @@ class OutputFeed:
         )
 
     async def move(self, name: str, cursor: str) -> str:
-        """Move a consumer's cursor; return its new cursor. Errors as `Store.acknowledge_outputs`."""
+        """Move a consumer's cursor; return its new cursor. Errors are those of `Store.acknowledge_outputs`."""
         self._driver()
         now_ns = time.time_ns()
         return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
@@ -114,7 +115,7 @@ class OutputFeed:
         """Remove a consumer.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such consumer.
         """
         self._driver()
         if not await asyncio.to_thread(self._store.forget_consumer, name):
@@ -126,7 +127,10 @@ class OutputFeed:
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
     async def _list(self, driver: LeaderRunner) -> list[int]:
-        """Return the epochs that have outputs. They are listed again under a new leadership, as other leaders' releases are not reported here."""
+        """Return the epochs that have outputs.
+
+        Epochs are listed again under a new leadership, because releases of other leaders are not reported here.
+        """
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
                 self._released_while_listing = []
@@ -136,7 +140,7 @@ class OutputFeed:
 
     @contextlib.asynccontextmanager
     async def _watching(self, driver: LeaderRunner) -> AsyncIterator[None]:
-        """Notify hosts that a reader follows outputs, so that they request epochs for pending ones."""
+        """Notify hosts that a reader follows outputs, so that hosts request epochs for pending outputs."""
         self._waiting += 1
         if self._watched is not driver:
             self._watched = driver
@@ -179,7 +183,7 @@ class OutputFeed:
         return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
-        """Note a release; called by the store on any thread, perhaps after the loop has ended."""
+        """Handle a release. The store calls this on any thread, perhaps after the event loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._note, epoch)
@@ -196,7 +200,7 @@ class OutputFeed:
 
 
 def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> ReadOutputsReply:
-    """Return one page; blocks."""
+    """Return one page. The call blocks."""
     page = _Page(after, topic)
     for batch in store.read_outputs(after, epochs=epochs):
         if page.is_full:
@@ -219,7 +223,7 @@ class _Page:
         return self._bytes >= PAGE_BYTES or self._outputs >= PAGE_OUTPUTS_MAX or self._scanned >= SCANNED_MAX
 
     def take(self, batch: OutputBatch) -> None:
-        """Add as many outputs of the batch as there is room for."""
+        """Add as many outputs of the batch as fit into the page."""
         outputs: list[ReleasedOutput] = []
         taken = 0
         while taken < len(batch.outputs) and not self.is_full:

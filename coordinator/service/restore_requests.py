@@ -1,10 +1,11 @@
 """Restores requested by tools: resolve the epoch, preview what a restore would undo, and check that its inputs are available.
 
-The preview follows from the state and the store at one moment; work done between it and the restore is undone as well. A confirmed preview
-names its epoch, not a tag or "last", so the restore uses the same epoch.
+The preview follows from the state and the store at one moment; work done between the preview and the restore is undone
+as well. A confirmed preview names its epoch, not a tag or "last", so the restore uses the same epoch.
 
-Host logs keep what the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from copies may lack some; then
-the fleet can only be restored without these inputs. Checking this before the plan avoids a plan that cannot be applied.
+Host logs keep the inputs that the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from
+copies may lack some; then the fleet can only be restored without these inputs. Checking this before the plan avoids a
+plan that cannot be applied.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 
 class Ask(Protocol):
-    """Sends a request to the leader core: `Driver.ask`."""
+    """Function that sends a request to the leader core: `Driver.ask`."""
 
     def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
 
@@ -61,8 +62,8 @@ class Restoring:
 
         Raises:
             NotFoundError: no such snapshot.
-            UsageError: the fleet cannot return to it.
-            StoreError: it cannot be read.
+            UsageError: the fleet cannot return to the snapshot.
+            StoreError: the snapshot cannot be read.
         """
         image, epoch = self._state.image, await self._resolve(snapshot)
         discarded = above(image, epoch)
@@ -89,7 +90,7 @@ class Restoring:
         """Restore the fleet; return when the plan is committed.
 
         Raises:
-            NotFoundError, UsageError, StoreError: as `preview`; or inputs are missing that are not to be dropped.
+            NotFoundError, UsageError, StoreError: as for `preview`; or inputs are missing and the caller did not permit dropping them.
             ExternalFailureError: no plan could be made in time, or another restore is active.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
@@ -148,7 +149,7 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
         for number in numbers:
             try:
                 batch = store.read_batch(log, number)
-            except NotFoundError:  # deleted since: no kept epoch needs it
+            except NotFoundError:  # deleted in the meantime: no kept epoch needs the log
                 continue
             if batch is None:
                 continue
@@ -163,7 +164,7 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
 
 
 def _is_call(entry: JournalEntry) -> bool:
-    """Return whether the entry is the call of an effect. Refused effects, and results of an earlier turn, are no calls."""
+    """Return whether the entry is the call of an effect. Refused effects, and results of an earlier turn, are not calls."""
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
@@ -185,7 +186,7 @@ def _replayed_inputs(agent: str, about: Metadata, latest: Metadata, numbers: set
 
 
 _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
-"""(outputs that are reverted, effects that are not)."""
+"""(outputs that the restore reverts, effects that it does not revert)."""
 
 
 _AgentEffect = tuple[str, EffectRecord]
@@ -193,7 +194,10 @@ _AgentEffect = tuple[str, EffectRecord]
 
 
 def _undone(store: Store, discarded: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
-    """Return what a restore past these epochs undoes. `logged` adds calls whose outputs are deleted or not released yet."""
+    """Return the outputs and effects that a restore past these epochs undoes or leaves.
+
+    `logged` adds calls whose outputs are deleted or not released yet.
+    """
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
     calls: list[_AgentEffect] = []
@@ -211,7 +215,7 @@ _EFFECT_OUTCOMES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked
 
 
 def effects_left(words: Iterable[_AgentEffect]) -> tuple[str, ...]:
-    """Return the external effects in these records that remain, one line each, without those undone by compensation."""
+    """Return the external effects in these records that remain, one line each. Effects undone by compensation are omitted."""
     remaining: dict[tuple[str, str, int], str] = {}
     for agent, record in words:
         if record.stage not in _EFFECT_OUTCOMES:  # other stages do not change the fate of the effect

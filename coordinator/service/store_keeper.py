@@ -175,7 +175,7 @@ class OutputReleaser:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
             if outputs or self._store.output_epochs():
-                raise  # otherwise ignore the epoch: this store has no releases, so nothing must be reverted
+                raise  # otherwise ignore the error: this store has no releases, so nothing must be reverted
 
     # ---- earlier releases -----------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Operations of the replicated log: the only way to change the replicated state.
 
-One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and time, since applying an
-operation generates none. (`client`, `sequence`, digest of the kind) is the request id: an operation that is proposed again after an
-unknown outcome takes effect once.
+One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and time,
+because applying an operation must be deterministic. (`client`, `sequence`, digest of the kind) is the request id: an
+operation that is proposed again after an unknown outcome takes effect once.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ OPERATION_VERSION = 1
 """Version of an entry. A reader refuses any other version: skipping an entry would make replicas diverge."""
 
 OPERATION_BYTES_MAX = 64 * 1024 - 1
-"""Largest size of an entry, so that several fit into one frame of the log's transport and one disk write."""
+"""Largest size of an entry, so that several entries fit into one frame of the log's transport and one disk write."""
 
 TEXT_CHARACTERS_MAX = 2_000
-"""Largest length of a reason, which may come from a user's exception and is kept in the state."""
+"""Largest length of a reason, in characters. A reason may come from a user's exception and is kept in the state."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):
-    """Base of the kinds of operations."""
+    """Base class of the kinds of operations."""
 
 
 class DefineFleet(Kind, frozen=True, gc=False):
@@ -63,10 +63,10 @@ class AdmitHost(Kind, frozen=True, gc=False):
     """A run of a host (`instance`) joins; the result's number is its host start.
 
     Attributes:
-        expected_start: the host's start when this was proposed, so that a late proposal does not replace a newer run.
-        died: the previous run, if its process died inside turns.
-        died_in: these turns.
-        ran_until_ns: as in `LoseHosts`, for the previous run.
+        expected_start: the host's start when the operation was proposed, so that a late proposal does not replace a newer run.
+        died: the previous run, if its process died during turns.
+        died_in: the turns during which it died.
+        ran_until_ns: for the previous run, the same as in `LoseHosts`.
     """
 
     host: str
@@ -91,7 +91,7 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
     Attributes:
         is_spare: the hosts are reachable but block the fleet; the next plan excludes them even if they have rejoined.
-        ran_until_ns: latest wall-clock time when any of them is known to have worked; 0: until now.
+        ran_until_ns: latest wall-clock time when any of these hosts is known to have worked; 0: until now.
     """
 
     hosts: tuple[LostHost, ...]
@@ -108,7 +108,10 @@ class ForgetHosts(Kind, frozen=True, gc=False):
 
 
 class DrainHosts(Kind, frozen=True, gc=False):
-    """Drain mark of hosts: agents leave them, and none is placed there while other hosts are available. Not `is_drained`: remove the mark."""
+    """Drain mark of hosts: agents leave these hosts, and none is placed there while other hosts are available.
+
+    `is_drained` False removes the mark.
+    """
 
     hosts: tuple[str, ...]
     is_drained: bool
@@ -127,8 +130,8 @@ class CommitPlan(Kind, frozen=True, gc=False):
     Attributes:
         rolled_back: number of agents that do not keep their live state; for display only.
         checkpoints_lost: number of durable checkpoints past the line; for display only.
-        is_even: spread the agents evenly over the hosts, even if more agents have to move.
-        is_move: agents move after no failure; for display only.
+        is_even: spread the agents evenly over the hosts, even if more agents must move.
+        is_move: agents move without a failure; for display only.
         weights: measured weight per agent for each host of the previous plan; empty: all agents weigh the same.
     """
 
@@ -144,10 +147,10 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
 
 class Restore(Kind, frozen=True, gc=False):
-    """Restore of the fleet: complete epochs above `line_epoch` are void, and a plan starts from it, in one entry.
+    """Restore of the fleet: in one log entry, complete epochs above `line_epoch` become void and a plan starts from that epoch.
 
     Attributes:
-        request: the client's token; a repeated token is the same restore.
+        request: the client's token; a repeated token means the same restore.
         agent, place: caller of `ctx.rollback`, and the location in its code.
     """
 
@@ -182,7 +185,10 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """Completion of an epoch that is durable, whole and verified; `root`: root of its manifest. `account`: of its reports; None: there were none."""
+    """Completion of an epoch that is durable, whole and verified; `root`: root of its manifest.
+
+    `account`: time account of its reports; None: there were no reports.
+    """
 
     epoch: int
     root: str
@@ -194,7 +200,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
-    """Abort of an open epoch: its data is garbage."""
+    """Abort of an open epoch, whose data becomes garbage."""
 
     epoch: int
     reason: str
@@ -202,7 +208,7 @@ class AbortEpoch(Kind, frozen=True, gc=False):
 
 
 class CondemnEpoch(Kind, frozen=True, gc=False):
-    """Condemnation of a complete epoch whose bytes are damaged: no plan uses it any more."""
+    """Condemnation of a complete epoch whose bytes are damaged, so that no plan uses it any more."""
 
     epoch: int
     path: str
@@ -257,7 +263,7 @@ class EndFleet(Kind, frozen=True, gc=False):
 
 
 class MakeToken(Kind, frozen=True, gc=False):
-    """Creation of a user's token, known by its `digest` alone."""
+    """Creation of a user's token, of which only the `digest` is stored."""
 
     name: str
     role: str
@@ -272,9 +278,9 @@ class RevokeToken(Kind, frozen=True, gc=False):
 
 
 class RecordCall(Kind, frozen=True, gc=False):
-    """Audit record of a user's call that changes something, written before the call is made, or when it was refused or has failed.
+    """Audit record of a user's call that changes the fleet, written before the call is made, or when it was refused or has failed.
 
-    `digest`: of the token used; empty: the caller has a certificate. `at`: the host that was called.
+    `digest`: digest of the token used; empty: the caller has a certificate. `at`: the host that was called.
     """
 
     name: str
@@ -357,7 +363,7 @@ def decode_operation(data: bytes) -> Operation:
     """Return the operation in an entry.
 
     Raises:
-        LogError: the entry is no operation, or has a version that this release does not know. The process must end.
+        LogError: the entry is not an operation, or has a version that this release does not know. The process must end.
     """
     try:
         envelope = cast(operation_pb2.Operation, _parse(data))
@@ -377,5 +383,5 @@ def digest_of(kind: Kind) -> bytes:
 
 
 def clip(text: str) -> str:
-    """Return `text`, cut to TEXT_CHARACTERS_MAX."""
+    """Return `text`, truncated to TEXT_CHARACTERS_MAX."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"

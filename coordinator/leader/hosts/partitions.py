@@ -1,4 +1,4 @@
-"""Partitions between hosts that all reach the coordinator: which hosts to evict, and to keep on standby.
+"""Network partitions between hosts that all reach the coordinator: which hosts are evicted and which are kept on standby.
 
 The problem. Two hosts that cannot reach each other keep their heartbeats, so neither is suspected; but markers and messages
 between them wait, and no epoch completes. In every heartbeat a host names the hosts of its plan to which it has no link, since when,
@@ -6,21 +6,22 @@ and whether anything waits for the link. These reports are level-triggered: a la
 knows all cuts half a second after the hosts reconnect. A link that nothing waits for is ignored.
 
 The decision. When something has waited for a link for CUT_NS since it broke (detecting the break takes as long again), hosts are evicted
-until every such pair has lost one. Each time the host that is cut from more others is evicted; on a tie, the one with the larger id. No
-host is evicted twice within the rejoin grace. Pairs that were cut slightly later (COUNTED_NS) count in that comparison, since a host that
-loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere, so the fleet continues even
-if the cut is permanent.
+until every such pair has lost one host. Each time the host that is cut from the most other hosts is evicted; on a tie, the host with the
+larger id. No host is evicted twice within the rejoin grace. Pairs that were cut slightly later (COUNTED_NS) count in that comparison,
+since a host that loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere, so the fleet
+continues even if the cut is permanent.
 
 A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. Its links count
 from its next message.
 
-While a plan is being applied, links are still being opened. So a cut counts from when the fleet runs, plus one second for every ten
-thousand agents, whose first turns occupy their hosts.
+While a plan is being applied, links are still being opened. So the time of a cut counts from the moment when the fleet runs, plus one
+second for every ten thousand agents, whose first turns occupy their hosts.
 
-*Standby hosts* are reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while. An evicted host is lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why
-it was evicted, and the next plan excludes it although it is attached. Afterwards it stays on standby: agents that lose their host are
-placed on other hosts first. A standby host is used again when its process was restarted, after STANDBY_NS, or when no other host is left.
-Only the times here are volatile.
+*Standby hosts* are reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while. An evicted host is
+lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why the host was
+evicted, and the next plan excludes it although it is attached. Afterwards the host stays on standby: agents that lose their host are
+placed on other hosts first. A standby host is used again when its process was restarted, after STANDBY_NS, or when no other host is
+left. Only the times in this module are volatile.
 """
 
 import msgspec
@@ -37,7 +38,7 @@ would complete."""
 
 
 class StandbyHosts:
-    """Evicted hosts and standby hosts."""
+    """Evicts hosts, and decides when standby hosts are used again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -49,7 +50,7 @@ class StandbyHosts:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that a plan may use: all but standby hosts, or all if there are no others."""
+        """Return the hosts of `hosts` that a plan may use: all except standby hosts, or all if only standby hosts are left."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:
@@ -69,7 +70,7 @@ class StandbyHosts:
         return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that get no agents, and why."""
+        """Return a concern for each host that gets no agents, with the reason."""
         concerns = []
         for host, since_ns in self._since_ns.items():
             record = self._shared.state.image.hosts[host]
@@ -80,7 +81,7 @@ class StandbyHosts:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evict(self, reasons: dict[str, str]) -> bool:
-        """Evict hosts (host → reason): propose their loss, and exclude them from the next plan; return whether it was proposed."""
+        """Evict hosts (host → reason): propose their loss, and exclude them from the next plan. Return whether the loss was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
@@ -90,7 +91,7 @@ class StandbyHosts:
         return is_proposed
 
     def evaluate(self) -> None:
-        """Follow the state."""
+        """React to changes of the replicated state."""
         hosts = self._shared.state.image.hosts
         for forgotten in [host for host in self._since_ns if host not in hosts]:
             del self._since_ns[forgotten]
@@ -102,7 +103,7 @@ class StandbyHosts:
 
 
 CUT_NS = 2 * SECOND_NS
-"""Time until a cut leads to evictions: as long as the detection of a broken stream."""
+"""Time until a cut leads to evictions, in nanoseconds: as long as the detection of a broken stream."""
 
 AGENTS_A_SECOND = 10_000
 """Number of agents whose first turns together take a second; links are opened after these turns."""
@@ -111,7 +112,7 @@ COUNTED_NS = CUT_NS // 2
 """Age from which a cut pair counts in the choice of the host to evict."""
 
 SHOWN_NS = SECOND_NS
-"""Time until a cut is shown: in a healthy network a broken link is back within half of it."""
+"""Time until a cut is shown, in nanoseconds; in a healthy network a broken link is restored within half that time."""
 
 Pair = tuple[str, str]
 
@@ -124,14 +125,14 @@ class NetworkCut(msgspec.Struct):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The plan under which the fleet runs, and the time since when, as far as this leader knows."""
+    """The plan under which the fleet runs, and the time since which it runs, as far as this leader knows."""
 
     plan: int
     since_ns: int
 
 
 class Partitions:
-    """The known cuts. Volatile: the hosts repeat them."""
+    """Network cuts that hosts have reported, and the evictions because of them. Volatile: hosts repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -177,7 +178,7 @@ class Partitions:
         return self._host_sessions.quiet_ns(session) >= QUIET_NS
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that do not reach each other."""
+        """Return a concern for hosts that do not reach each other."""
         concerns = []
         for pair, cut in self._partitions().items():
             lasts_ns = self._shared.now - cut.since_ns

@@ -1,17 +1,19 @@
 """Checkpoint modes: how epochs are made. The fleet's protocol chooses the mode.
 
-coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
-koo_toueg_epochs.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
-autonomous_epochs.py    all others: agents checkpoint on their own, and the recovery line becomes the epoch
+coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines koo_toueg_epochs.py
+koo-toueg: a round asks the agents that must take part; its line becomes the epoch autonomous_epochs.py    all other protocols: agents
+checkpoint on their own, and the recovery line becomes the epoch
 
-This module has the interface, the choice, and the parts that the modes of logged fleets (the last two) share.
+This module has the interface of modes, the choice of the mode, and the parts that the modes of logged fleets (the last two) share.
 
-*Epochs made of recovery lines.* Hosts make no epochs in logged fleets. A line is computed, or made by a round, and materialised
-(`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did not begin is
+*Epochs made of recovery lines.* Hosts make no epochs in logged fleets. A recovery line is computed, or made by a round, and
+materialised (`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did
+not begin is
 aborted: its line or round was lost with the leader that began it.
 
-*Stopped agents* stay in a logged fleet until no line can need them. An agent may leave when the newest epoch holds its last checkpoint and has
-received everything the agent ever sent (`Lines.finished`). Its host repeats the request on every new stream, so the queue is volatile.
+*Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch holds its last
+checkpoint and has received everything the agent ever sent (`Lines.finished`). Its host repeats the request on every new stream, so the
+queue is volatile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +33,12 @@ from snapline.messages.host_messages import AgentRetired, Directive, RetireAgent
 
 
 class EpochDemand(msgspec.Struct, frozen=True):
-    """Reasons for or against an epoch now.
+    """Reasons for or against beginning an epoch now.
 
     Attributes:
         is_asked: a tool requests a snapshot.
-        is_due: the period is over, or an early epoch may begin.
-        is_held: a plan is wanted, so no other epoch should begin.
+        is_due: the period has elapsed, or an early epoch may begin.
+        is_held: a recovery plan is needed, so no other epoch should begin.
         is_of_all: the epoch must hold all work of every agent, even if agents checkpoint on their own; implies `is_due`.
         is_overdue: hosts have waited for an epoch so long that idle agents may hold the line back.
     """
@@ -49,47 +51,47 @@ class EpochDemand(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """Result: BeginEpoch is proposed."""
+    """Result of `try_begin`: BeginEpoch is proposed."""
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Result: another epoch comes first. Requests wait, and a periodic trigger is skipped."""
+    """Result of `try_begin`: another epoch comes first. Requests wait, and a periodic trigger is skipped."""
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """Result: no epoch can begin now; requests are refused."""
+    """Result of `try_begin`: no epoch can begin now, so requests are refused."""
 
     reason: str
 
 
 class Present(msgspec.Struct, frozen=True):
-    """Result: an existing epoch is the snapshot; `reason`: why there is no newer one."""
+    """Result of `try_begin`: an existing epoch is the snapshot; `reason`: why there is no newer epoch."""
 
     epoch: int
     reason: str
 
 
 class LossReport(msgspec.Struct, frozen=True):
-    """Losses of a plan: number of agents that lose their live state, and of durable checkpoints past its line."""
+    """Losses of a plan: numbers of agents that lose their live state, and of durable checkpoints past the plan's line."""
 
     rolled_back: int
     checkpoints: int = 0
 
 
 class Mode(Protocol):
-    """A checkpoint mode: makes epochs, and decides what survives a plan."""
+    """A checkpoint mode: makes epochs, and decides which states survive a recovery plan."""
 
     def evaluate(self) -> None:
-        """Follow the state. Called before any other part that uses checkpoints."""
+        """React to changes of the replicated state. Called before any other part that uses checkpoints."""
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | Present | None:
-        """Propose an epoch if there is a reason and nothing prevents it. None: there is nothing to begin now."""
+        """Propose an epoch if there is a reason and nothing prevents it. Return None if there is no reason."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """Take the result of BeginEpoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Start an epoch that has begun in the log; return its first stage. None: not yet."""
+        """Start an epoch that has begun in the log; return its first stage, or None if it cannot start yet."""
 
     def collect(self, entry: OpenEpoch) -> None:
         """Advance an epoch that is Collecting or Asking if all answers have arrived."""
@@ -101,20 +103,20 @@ class Mode(Protocol):
         """Return the directives of running epochs for a host that has just reconnected."""
 
     def is_line_made(self) -> bool:
-        """Return whether the wanted plan can start from the newest complete epoch. Called until it can."""
+        """Return whether the needed plan can start from the newest complete epoch. Called until the result is True."""
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan."""
+        """Reset the mode's state after CommitPlan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return what a plan that starts from epoch `line` costs; `applied`: host → (plan, host start) that it has applied."""
+        """Return the losses of a plan that starts from epoch `line`; `applied`: host → (plan, host start) that the host has applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
-        """Return the removal to propose for a stopped agent. None: the agent leaves later, and its host is answered then."""
+        """Return the removal to propose for a stopped agent. None: the agent leaves later, and its host receives the answer then."""
 
 
 class ModeChoice:
-    """Choice of the mode, final once the state knows the protocol. Before that no call depends on the mode."""
+    """Choice of the mode, which is final once the state knows the protocol. Earlier no call depends on the mode."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state
@@ -137,7 +139,7 @@ class ModeChoice:
 
 
 LINE_RETRY_NS = 1 * SECOND_NS
-"""Delay before an epoch for the logs or a recovery is retried after a failure of the store: a full disk is not cleared faster."""
+"""Nanoseconds until an epoch for the logs or a recovery is retried after the store failed; a full disk is not cleared faster."""
 
 LOG_TRIGGER = "log"
 
@@ -151,7 +153,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class LineEpochs:
-    """The running epoch of a logged fleet.
+    """Epochs of a logged fleet, of which one runs at a time.
 
     Attributes:
         recovery_failures: number of recovery epochs that could not be stored since the last plan.
@@ -162,14 +164,14 @@ class LineEpochs:
         self._open_epochs = open_epochs
         self._lines = lines
         self._proposed: Begin | None = None
-        """Start for the pending BeginEpoch."""
+        """Start that belongs to the pending BeginEpoch."""
         self._begun: dict[int, Begin] = {}
         self._retry_ns = 0
         self.recovery_failures = 0
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an epoch is open, or about to be."""
+        """Return whether an epoch is open or its BeginEpoch is pending."""
         return bool(self._shared.state.open_epochs()) or self._shared.is_pending("begin")
 
     # ---- begin ----------------------------------------------------------------------------------------------------
@@ -196,7 +198,10 @@ class LineEpochs:
             self._begun[result.number] = proposed
 
     def take(self, epoch: int) -> Begin | Failing | None:
-        """Return the start of an open epoch. None: BeginEpoch is pending, and its result shows whether this leader began the epoch."""
+        """Remove and return the start of an open epoch.
+
+        None: BeginEpoch is pending, and its result shows whether this leader began the epoch.
+        """
         if self._shared.is_pending("begin"):
             return None
         begun = self._begun.pop(epoch, None)
@@ -209,7 +214,7 @@ class LineEpochs:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Decide the epoch of a stored line, or fail it. Damage found while the epoch is failing already is handled too."""
+        """Decide the epoch of a stored line, or fail it. Damage is handled even if the epoch is already failing."""
         entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return
@@ -250,7 +255,7 @@ class Leaving:
         self._waiting[message.agent] = (session, message)
 
     def evaluate(self) -> None:
-        """Propose the removal of finished agents, and notify the hosts of removed ones."""
+        """Propose the removal of finished agents, and notify the hosts of removed agents."""
         state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:

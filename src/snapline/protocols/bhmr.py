@@ -1,12 +1,12 @@
-"""BHMR: RDT with fewer forced checkpoints than FDAS, for a matrix of bits on every message.
+"""BHMR protocol: ensures RDT with fewer forced checkpoints than FDAS, at the cost of a bit matrix on every message.
 
 Theory of operation
 -------------------
-FDAS forces where a message brings news after a send. That send may be harmless: if a causal path already joins what the
-Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent keeps, in addition to the
-dependency vector,
+FDAS forces a checkpoint when a message brings a newer interval after a send. That send may be harmless: if a causal path
+already joins what the Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent
+keeps, in addition to the dependency vector,
 
-- simple[k]: every causal path from k's last known checkpoint to here is without a checkpoint in between;
+- simple[k]: no causal path from k's last known checkpoint to this agent contains another checkpoint;
 - causal[k][l]: there is a causal path from k's last known interval to agent l, as far as this agent knows;
 - sent_to[l]: the agent sent to l since its last checkpoint.
 
@@ -39,16 +39,16 @@ from snapline.protocols.piggyback import ORDINALS_MAX, Entries, EntryChanges, Im
 from snapline.protocols.rule import CheckpointRule
 
 _Received = dict[int, tuple[int, bool, int]]
-"""Received entries by agent: vector entry, simple, row of causal."""
+"""Received entries: agent → (vector entry, simple, row of causal)."""
 
 
 class BhmrRule(CheckpointRule):
-    """One agent's part of BHMR. Masks have bit k for agent k.
+    """BHMR rule of one agent. Masks have bit k for agent k.
 
     Attributes:
-        _vector: by agent, its checkpoints in the causal past. No entry: 0.
+        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
         _simple: a subset of the agents in `_vector`, always with the own bit.
-        _causal: by agent of `_vector`, its row; bit k and the own bit are always in row k.
+        _causal: by agent in `_vector`, the agent's row of `causal`; bit k and the own bit are always set in row k.
         _sent_to: agents that received messages since the last checkpoint.
         _changes: entries that the next message to each receiver must carry.
     """

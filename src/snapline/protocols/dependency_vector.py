@@ -1,14 +1,14 @@
-"""The RDT family: FDAS and FDI, which watch dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
+"""Protocols of the RDT family: FDAS and FDI, which use dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
 
 Theory of operation
 -------------------
 RDT, rollback-dependency trackability: every Z-path between checkpoints is shown by dependency vectors, as every causal
 path is. Then no checkpoint is useless (G6), and vectors alone give the earliest and the latest consistent cut with a
 given checkpoint. A Z-path that is not causal leaves an agent by a message sent *before* a receive in the same interval.
-So each protocol closes the interval between certain sends and receives:
+So each protocol takes a checkpoint between certain sends and receives:
 
-- CAS, checkpoint after send: right after the sends of a turn. Departure: one for all sends of the turn, as no receive can
-  come between them; in a trace, where turns are not known, one after each send.
+- CAS, checkpoint after send: right after the sends of a turn. Departure: one checkpoint follows all sends of a turn, as
+  no receive can come between them; in a trace, where turns are not known, one follows each send.
 - CBR, checkpoint before receive: always before a receive.
 - NRAS, no receive after send: before a receive, if the interval has sent.
 - FDI, fixed dependency interval: before a receive that changes the vector, if the interval has sent or received.
@@ -44,10 +44,10 @@ from snapline.protocols.rule import CheckpointRule, SilentRule
 
 
 class _VectorRule(CheckpointRule):
-    """A protocol that fixes the dependency vector of an interval from some event on.
+    """Base class of protocols that fix the dependency vector of an interval from some event on.
 
     Attributes:
-        _vector: by agent, its checkpoints in the causal past. No entry: 0.
+        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
         _is_fixed: the vector may not rise in the rest of the interval. Cleared by checkpoints.
         _changes: entries that the next message to each receiver must carry.
     """

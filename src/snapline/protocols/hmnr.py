@@ -1,13 +1,13 @@
-"""HMNR, also called FI: forces a checkpoint only where one could otherwise become useless.
+"""HMNR protocol, also called FI: forces a checkpoint only where some checkpoint could otherwise become useless.
 
 Theory of operation
 -------------------
-A checkpoint is useless iff it lies on a Z-cycle. BCS prevents all that let a clock fall along a Z-path; HMNR sees more of
-the causal past and lets many of them pass. Each agent keeps a Lamport clock over its checkpoints, and
+A checkpoint is useless iff it lies on a Z-cycle. BCS prevents every Z-path along which a clock could fall; HMNR sees more of
+the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock over its checkpoints, and
 
-- count[k]: the number of k's checkpoints that it knows of;
+- count[k]: the number of k's checkpoints that this agent knows of;
 - taken[k]: a causal path from the last of these to this agent contains a checkpoint;
-- greater[k]: this agent's clock exceeds k's, as far as it knows;
+- greater[k]: this agent's clock exceeds k's clock, as far as this agent knows;
 - sent_to[k]: the agent sent to k since its last checkpoint.
 
 A message forces a checkpoint if
@@ -60,13 +60,13 @@ _NOT_GREATER, _NOT_TAKEN, _COUNT_SHIFT = 1, 2, 2
 
 
 class HmnrRule(CheckpointRule):
-    """One agent's part of HMNR. Masks have bit k for agent k.
+    """HMNR rule of one agent. Masks have bit k for agent k.
 
     Attributes:
         _clock: 1 after the initial checkpoint; never falls while the agent runs.
-        _count: by agent, its checkpoints known here (the initial one counts). No entry: 0.
+        _count: by agent, the number of its checkpoints known here, including the initial one. No entry: 0.
         _not_taken: a subset of the agents in `_count`, always with the own bit.
-        _not_greater: likewise.
+        _not_greater: a subset of the agents in `_count`, always with the own bit.
         _sent_to: agents that received messages since the last checkpoint.
         _changes: entries that the next message to each receiver must carry.
     """
@@ -106,11 +106,11 @@ class HmnrRule(CheckpointRule):
         return self._lets_a_clock_fall(clock, entries) or self._closes_a_cycle(entries)
 
     def _lets_a_clock_fall(self, clock: int, entries: Entries) -> bool:
-        """C1."""
+        """Return whether the message meets condition C1."""
         return clock > self._clock and self._sent_to & ~_not_greater_in(entries) != 0
 
     def _closes_a_cycle(self, entries: Entries) -> bool:
-        """C2."""
+        """Return whether the message meets condition C2."""
         own = entries.get(self.agent, 0)
         return own >> _COUNT_SHIFT == self._count[self.agent] and not own & _NOT_TAKEN
 

@@ -1,4 +1,4 @@
-"""Piggybacks on messages: numbers as bytes, and which entries of a vector a message needs to carry.
+"""Piggybacks on messages: encoding of numbers as bytes, and the choice of vector entries that a message must carry.
 
 Theory of operation
 -------------------
@@ -15,11 +15,11 @@ keeps the entries in the order of their last change, so a send looks at the entr
 Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's state has merged the
 channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 … s are
 delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
-rollback. This holds if either side, both or neither went back. It does not hold if an undone send counts as sent: restore the complete
+rollback. This holds if either side, both or neither rolled back. It does not hold if an undone send counts as sent, so restore the complete
 image.
 
-Masks take some time and save bytes: with 100 agents a send and its merge by `hmnr` take 8.6 µs and 7.3 bytes, against 7.4 µs and 25.4 bytes
-with pairs and dense values alone (`benchmarks/piggyback.py`).
+Masks take some CPU time and save bytes: with 100 agents a send and its merge by `hmnr` take 8.6 µs and 7.3 bytes, against 7.4 µs and 25.4
+bytes with pairs and dense values alone (`benchmarks/piggyback.py`).
 
 Channels that are not FIFO need absolute piggybacks with every known entry. These do not change the bookkeeping.
 """
@@ -31,8 +31,8 @@ from operator import itemgetter
 from snapline.errors import DamagedDataError, ProtocolError
 
 ORDINALS_MAX = 65_536
-"""Upper bound of agents' ordinals. The coordinator admits 20,000 agents at a time; ids are never reused, so a fleet that
-spawns and stops agents has more. The bound keeps a damaged number from being read as the length of a vector."""
+"""Upper bound of agents' ordinals. The coordinator admits 20,000 agents at a time; ordinals are never reused, so a fleet that spawns and
+stops agents uses more. The bound keeps a damaged number from being read as the length of a vector."""
 
 _SPARSE, _DENSE, _GROUPED = 0, 1, 2
 """First number of packed entries, which selects the form: pairs of ordinal and value; the values of the ordinals 0, 1, 2 …; or pairs of
@@ -50,7 +50,7 @@ Entries = dict[int, int]
 
 
 def encode(numbers: Sequence[int]) -> bytes:
-    """The numbers, none below 0, as varints."""
+    """Return the numbers, none below 0, encoded as varints."""
     if max(numbers, default=0) < 0x80:
         return bytes(numbers)
     encoded = bytearray()
@@ -63,7 +63,7 @@ def encode(numbers: Sequence[int]) -> bytes:
 
 
 def decode(data: bytes) -> list[int]:
-    """Return the numbers that `encode` was given.
+    """Return the numbers that were passed to `encode`.
 
     Raises:
         ProtocolError: the last number is incomplete.
@@ -85,7 +85,7 @@ def decode(data: bytes) -> list[int]:
 
 
 def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Pack (ordinal, value) pairs as numbers, in the shortest form; none for no pairs.
+    """Pack (ordinal, value) pairs as numbers, in the shortest form. No pairs give no numbers.
 
     Args:
         entries: the pairs, in any order; the values of entries that are left out must not matter.
@@ -150,7 +150,7 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
 
 
 def _are_disjoint(groups: Iterable[tuple[int, int]]) -> bool:
-    """Nobody is in two masks, or beyond the last ordinal."""
+    """Return whether no agent is in two masks or beyond the last ordinal."""
     union = 0
     for _, mask in groups:
         if mask & union or mask > _MASK_MAX:
@@ -166,7 +166,7 @@ class EntryChanges:
         size: greater than the ordinal of every entry that ever changed.
         _now: the number of messages noted so far.
         _changed: by ordinal, `_now` at the last change of its entry; the latest change comes last.
-        _sent: by receiver, `_now` before the last message to it; the latest comes last.
+        _sent: by receiver, `_now` before the last message to that receiver; the latest comes last.
     """
 
     __slots__ = ("_changed", "_now", "_sent", "size")
@@ -178,7 +178,7 @@ class EntryChanges:
         self._sent: dict[int, int] = {}
 
     def note(self, ordinal: int) -> None:
-        """Note that the entry of `ordinal` has changed."""
+        """Record that the entry of `ordinal` has changed."""
         if self._changed.get(ordinal) == self._now:
             return
         self._changed.pop(ordinal, None)
@@ -187,7 +187,7 @@ class EntryChanges:
             self.size = ordinal + 1
 
     def send(self, to: int) -> list[int]:
-        """Return the entries that the next message to `to` must carry, the latest change first. Notes the message."""
+        """Return the entries that the next message to `to` must carry, the latest change first, and record the message."""
         last = self._sent.pop(to, -1)
         self._sent[to] = self._now
         self._now += 1
@@ -211,7 +211,7 @@ class EntryChanges:
 
     @classmethod
     def restore(cls, tokens: Iterable[int]) -> "EntryChanges":
-        """Go on where the frozen one stood."""
+        """Restore the state that `freeze` returned."""
         changes = cls()
         for token in tokens:
             if token % 2 == 0:
@@ -234,11 +234,11 @@ class ImageReader:
         self._position = 0
 
     def take(self) -> int:
-        """The next number."""
+        """Return the next number."""
         return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
-        """The next `count` numbers."""
+        """Return the next `count` numbers."""
         values = self._numbers[self._position : self._position + count]
         self._position += count
         if len(values) < count:
@@ -256,14 +256,14 @@ class ImageReader:
         """Check that all numbers have been read.
 
         Raises:
-            DamagedDataError: some are left.
+            DamagedDataError: some numbers are left.
         """
         if self._position < len(self._numbers):
             raise DamagedDataError("a rule's image is longer than it says; was it written by another protocol?")
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The ordinals of the bits set in `mask`, ascending."""
+    """Return the ordinals of the bits set in `mask`, ascending."""
     if mask.bit_length() > SPARSE_BITS * mask.bit_count():
         return _few_bits(mask)
     digits = bin(mask)[:1:-1].encode().translate(_TRUTHS)
