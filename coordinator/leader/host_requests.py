@@ -1,10 +1,10 @@
 """Requests of hosts between epochs: to create, retire or locate agents, and to open a log for inputs.
 
-The mode decides when an agent that has stopped may leave.
+The checkpoint mode decides when an agent that has stopped may leave.
 
-The host numbers its requests, so a repeated request runs once: (run of the host, action, number) is the request id in the log.
-Locations are read from the state without a proposal. A stale answer is corrected by the next one, because a host refuses
-messages to an agent that it does not run.
+The host numbers its requests, so a repeated request is applied once: (run of the host, action, number) is the request id in the log.
+Locations are read from the state without a proposal. A stale answer does no harm: a host refuses messages to an agent that it does
+not run, and the next answer is newer.
 """
 
 from snapline.coordinator.leader.events import CloseStream
@@ -39,7 +39,7 @@ class Requests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """Take a host's request, perhaps a repeated one."""
+        """Handle a host's request, which may be repeated."""
         if isinstance(message, LocateAgents):
             self._shared.send((session.id,), self._locate(message))
             return
@@ -66,12 +66,15 @@ class Requests:
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Take the request of a host to open its log; the request may be repeated."""
+        """Handle the request of a host to open its log; the request may be repeated."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the log unless the request was refused, for example because the plan is over: then the host receives the next plan."""
+        """Allow the log unless the request was refused, for example because the plan has ended.
+
+        In that case the host receives the next plan.
+        """
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
             certify, log = self._shared.options.certify, LogName(kind.plan, kind.host, kind.host_start)
@@ -81,8 +84,9 @@ class Requests:
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/checkpoint_modes.py`.
 
-        A lost host may return before the next plan. It gets no answer to requests that were refused because the plan was over (OVER). It
-        may be a survivor whose agents keep their live states: for them a refused creation would be lost permanently.
+        A lost host may return before the next plan. The host gets no answer to requests that were refused because the
+        plan was over (OVER). Its agents may survive with their live states, and for them a refused creation would be
+        lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)

@@ -1,12 +1,14 @@
-"""Durable files, and the fail-stop when memory and disk may differ (section H3 of the Raft design; G8, G11).
+"""Durable files, and the immediate end of the process (*fail-stop*) when memory and disk may differ (section H3 of the Raft design; G8,
+G11).
 
-*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without which
-the old file may reappear after a power failure. Readers see the old file or the new one, never a part. The next call overwrites a temporary
-file left by a dead process.
+*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without
+which the old file may reappear after a power failure. Readers see the old file or the new file, never a part of either. The next call
+overwrites a temporary file left by a dead process.
 
-*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. It cannot be repaired. A
-failed commit must not be retried, since the kernel may have dropped the dirty pages and report success for the next sync. On "disk full"
-SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads what the disk holds. The process ends by
+*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. The replica cannot
+repair this. A failed commit must not be retried, since the kernel may have dropped the dirty pages and report success for the next
+sync. On "disk full" SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads the actual content of the
+disk. The process ends by
 `os._exit`: no handler, `finally` or other thread may send anything that is not durable.
 """
 
@@ -36,7 +38,10 @@ def fail_stop(reason: str) -> NoReturn:
 
 
 def set_fail_stop_hook(hook: Callable[[str], NoReturn] | None) -> None:
-    """Install a hook that is called instead and must raise; `None` removes it. For tests and simulations only."""
+    """Install a hook that `fail_stop` calls instead of ending the process.
+
+    The hook must raise; `None` removes it. For tests and simulations only.
+    """
     global _hook
     _hook = hook
 
@@ -65,8 +70,8 @@ def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
     """Replace the content of `path` by `pieces`, durable on return; failpoints are named `<point>.opened` and so on.
 
     Raises:
-        OSError: the disk refused. `path` is the old file or the new one, and a power failure may leave either: the caller must
-            not continue.
+        OSError: the disk could not be written. `path` is the old file or the new file, and a power failure may leave
+            either: the caller must not continue.
     """
     temporary = path.with_name(path.name + ".tmp")
     handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -1,16 +1,16 @@
 """Learners: a replica that lost its log may not vote or confirm entries until it has caught up (G8).
 
-Problem. A replica that lost its disk has forgotten its votes and acknowledgements. As a voter it could vote a second time in a term, or help
-to elect a candidate that lacks an entry committed with its help. Members are static, so it returns under its id; and it cannot tell a lost
-disk from the first start of a new cluster.
+Problem. A replica that lost its disk has forgotten its votes and acknowledgements. As a voter it could vote a second time in a term, or
+help to elect a candidate that lacks an entry committed with its help. Members are static, so the replica returns under its old id; and it
+cannot tell a lost disk from the first start of a new cluster.
 
 Detection. Every log has a random id. Before a log votes for the first time, it is *marked* outside its folder, in the store
 (`storage/disk/store_files.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
 lost its log, and starts as a *learner*. An old disk that returns after its successor voted is refused.
 
-Learning. A learner takes entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other replicas it
-is like a crashed one, and quorums keep their size. It proposes an entry of its own (`LEARNER_REQUEST`, its log's id and boot) to become a voter
-again. It is one as soon as that entry is applied here in the term in which the entry was made.
+Learning. A learner takes entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other replicas
+a learner is like a crashed replica, and quorums keep their size. To become a voter again, it proposes an entry of its own
+(`LEARNER_REQUEST`, its log's id and boot). It is a voter as soon as that entry is applied here in the term in which the entry was made.
 
 Proof. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
 younger than the loss.
@@ -18,14 +18,14 @@ younger than the loss.
    existed. Members of that leader's majority other than the learner were at u by then, and one of them is in Q: so u <= t.
    If u = t, x is before e in the same leader's log; if u < t and x was committed, the leader of t has it (leader
    completeness: it was elected by logs, not by learners). The learner has everything up to e.
-2. *No second vote.* Below t it does not vote any more, and in t it votes for no candidate: its log ends in t, a candidate's log of t ends
+2. *No second vote.* Below t the learner no longer votes, and in t it votes for no candidate: its log ends in t, a candidate's log of t ends
    below. Let the lost log have voted for X in a later term. X's request was made before e existed, by a log without e. To win, X needs a
    member of Q other than the learner. If that member voted before it confirmed e, it was above t already and could not confirm. If it voted
    afterwards, its log, which ends in a term not below t, is newer than X's (equal terms: X's log would be a prefix without e).
 So e must be made after the loss (hence the boot), confirmed without the learner, and in the current term. A weaker condition, such as
-having reached the leader's commit index, is not enough: a leader that was cut off reports an old one.
+having reached the leader's commit index, is not enough: a leader that was cut off reports an old commit index.
 
-If so many replicas are learners that the others are no majority, no leader can be elected: `is_majority_lost`.
+If so many replicas are learners that the others are not a majority, no leader can be elected; `is_majority_lost` detects this.
 """
 
 import re
@@ -39,7 +39,7 @@ LEARNER_REQUEST = 4
 """First byte of a learner's request entry; the library's own kinds end at 3."""
 
 LEARNER_REQUEST_INTERVAL_S = 1.0
-"""Time between two request entries."""
+"""Seconds between two request entries of a learner."""
 
 
 _REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
@@ -52,15 +52,15 @@ class LogMarks(Protocol):
         """Return the marks of each replica, oldest first."""
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
-        """Make `mark` the newest of `replica`, durably."""
+        """Make `mark` the newest mark of `replica`, durably."""
 
 
 class Learner:
-    """State of a learner on its way back.
+    """State of a learner that is becoming a voter again.
 
     Attributes:
-        request: its request entry, unique.
-        heard_in: term of that entry once it is applied here; 0 before.
+        request: the learner's request entry, which is unique.
+        heard_in: term of the request entry once it is applied here; 0 before.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -69,20 +69,20 @@ class Learner:
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
-        """Return whether to propose the request (again); note the time if so."""
+        """Return whether the request must be proposed, perhaps again. If so, record the time."""
         if now_s < self._asked_at + LEARNER_REQUEST_INTERVAL_S:
             return False
         self._asked_at = now_s
         return True
 
     def on_request_applied(self, entry: bytes, term: int | None) -> None:
-        """Note that a request entry of any replica was applied."""
+        """Record that a request entry of any replica was applied."""
         if entry == self.request and term is not None:
             self.applied_term = term
 
 
 def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | None:
-    """Mark the log before the replica takes part; return its learner state. None: it may vote.
+    """Mark the log before the replica takes part; return its learner state, or None if the replica may vote.
 
     Raises:
         ForeignLogError: a newer log has replaced it.
@@ -112,14 +112,14 @@ def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> t
     if not is_voter:
         return False, LogMark(log, False)
     if next((mark.log for mark in reversed(marks) if mark.is_voter), "") == log:
-        return True, LogMark(log, True)  # logs in between never voted
+        return True, LogMark(log, True)  # logs between the two never voted
     raise ForeignLogError(
         f"another log took the place of this one of replica {replica}: empty its data directory, and it catches up"
     )
 
 
 def is_majority_lost(members: Iterable[str], marks: Mapping[str, Sequence[LogMark]]) -> list[str]:
-    """Return the replicas that lost their logs if the others are no majority; otherwise an empty list."""
+    """Return the replicas that lost their logs if the others are not a majority; otherwise return an empty list."""
     names = sorted(members)
     lost = [name for name in names if marks.get(name) and not marks[name][-1].is_voter]
     return lost if 2 * (len(names) - len(lost)) <= len(names) else []

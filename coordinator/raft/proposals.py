@@ -15,20 +15,20 @@ from snapline.telemetry.metrics import Distribution
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The entry is in the log permanently, and applied here."""
+    """Outcome: the entry is in the log permanently, and applied on this replica."""
 
     result: object
     """Return value of the machine's `apply` on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The entry is not in the log, and this attempt will not add it."""
+    """Outcome: the entry is not in the log, and this attempt will not add it."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """The entry may be in the log, now or later. Propose the same request again: the state recognises a repetition."""
+    """Outcome: the entry may be in the log, now or later. The caller proposes the same request again; the state recognises repetitions."""
 
     reason: str
 
@@ -50,7 +50,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Translate the arguments of the library's callback. Only codes that mean "not appended" are rejections."""
+    """Translate the arguments of the library's callback into an outcome. Only codes that mean "not appended" are rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)
@@ -63,9 +63,9 @@ T = TypeVar("T")
 
 
 class Pending:
-    """Futures that get their proposal's outcome, or *unknown* after a time-out. On one event loop.
+    """Futures of one event loop that receive the outcome of their proposal, or *unknown* after a time-out.
 
-    All share one timer: a timer for each would be a seventh of a proposal's cost.
+    All futures share one timer, because a timer for each would be a seventh of a proposal's cost.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,7 +79,7 @@ class Pending:
         return len(self._deadlines)
 
     def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
-        """Return a future for one more proposal. Once it has its outcome, `discard` it."""
+        """Return a future for one more proposal. The caller must `discard` the future once it has its outcome."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         at_s = self._loop.time() + timeout_s
         self._deadlines[future] = at_s, timeout_s
@@ -129,14 +129,14 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Counters:
-    """Counts so far. `commits_s`: durations of commits."""
+    """Counters of one replica since its start. `commits_s`: durations of commits, in seconds."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
         self.barriers = self.reads = 0
         self.ticks = self.tick_errors = 0
         self.tick_s_max = 0.0
-        """Duration of the longest tick, usually because of a dump or a slow disk. It must stay below the election time-out."""
+        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay below the election time-out."""
         self.leader_changes = 0
         self.commits_s = Distribution(LATENCY_BUCKETS_S)
 

@@ -1,4 +1,4 @@
-"""Settings of PySyncObj, each with its reason, and the replicas as the library sees them.
+"""Settings of PySyncObj, each with its reason, and the class of replicas that the library uses.
 
 The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
 `SafeSyncObj` adds the file names and the state's callables.
@@ -20,25 +20,26 @@ QUEUE_COMMANDS_MAX = 4096
 
 COMPACTION_ENTRIES = 4000
 COMPACTION_ENTRIES_PER_RANK = 1000
-"""Number of entries that trigger a dump; it differs by rank, so that replicas do not pause for a dump at the same time."""
+"""Number of entries that trigger a dump. The number differs by rank, so that replicas do not pause for a dump at the same time."""
 
 COMPACTION_S = 3600.0
-"""Interval of dumps triggered by time: long, since the number of entries should trigger them."""
+"""Seconds between dumps triggered by time. The interval is long, since the number of entries should trigger dumps."""
 
 JOURNAL_BYTES_MAX = 64 * 1024 * 1024
-"""Size of the entries since the last dump, which are in memory, that triggers a dump."""
+"""Size, in bytes, of the entries since the last dump (held in memory) that triggers a dump."""
 
 ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
-"""Election time-outs: above the worst fsync and the longest pause for a dump. 0.35 to 0.7 s caused eleven elections within seconds."""
+"""Election time-outs, in seconds: above the worst fsync and the longest pause for a dump. 0.35 to 0.7 s caused eleven elections within
+seconds."""
 
 HEARTBEAT_S = 0.1
-"""Time between heartbeats; must be under a third of ELECTION_S_MIN."""
+"""Seconds between heartbeats; must be under a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
-"""Time without a majority after which a leader steps down."""
+"""Seconds without a majority after which a leader steps down."""
 
 TICK_S = 0.02
-"""Longest wait of a tick for an event."""
+"""Longest wait of a tick for an event, in seconds."""
 
 
 def raft_configuration(
@@ -50,10 +51,10 @@ def raft_configuration(
     heartbeat_s: float = HEARTBEAT_S,
     fallback_s: float = FALLBACK_S,
 ) -> SyncObjConf:
-    """Make the settings of one replica.
+    """Return the settings of one replica.
 
     Args:
-        rank: its place in the sorted list of members, from 0.
+        rank: the replica's place in the sorted list of members, from 0.
         compaction_entries: entries in the journal beyond which rank 0 makes a dump.
         batch_bytes: size of one AppendEntries and of one piece of a dump; for tests. An entry must be smaller.
         election_s: shortest and longest wait for a leader, in seconds.
@@ -72,14 +73,14 @@ def raft_configuration(
         connectionTimeout=max(
             3.0, election_s[1]
         ),  # of the library's own TCP, which is unused; validate() checks the value
-        appendEntriesUseBatch=False,  # a write took 62 to 103 ms with it, about 1 ms without
+        appendEntriesUseBatch=False,  # with it a write took 62 to 103 ms, without it about 1 ms
         appendEntriesBatchSizeBytes=batch_bytes,
         logCompactionBatchSize=batch_bytes,
         commandsWaitLeader=False,  # otherwise a command may run long after its proposer gave up
         commandsQueueSize=QUEUE_COMMANDS_MAX,
         logCompactionMinEntries=compaction_entries + rank * COMPACTION_ENTRIES_PER_RANK,
         logCompactionMinTime=COMPACTION_S,
-        password=None,  # our transport has mutual TLS
+        password=None,  # the gRPC transport has mutual TLS
     )
 
 
@@ -90,11 +91,11 @@ class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
     """
 
     def __init__(self, id: str, address: str) -> None:
-        """Name a replica.
+        """Create a replica with an id and an address.
 
         Args:
-            id: its name in the static list of members, such as `"c1"`; equal ids are the same replica.
-            address: `host:port` of its gRPC server.
+            id: the replica's name in the static list of members, such as `"c1"`; equal ids mean the same replica.
+            address: `host:port` of the replica's gRPC server.
         """
         super().__init__(id, address=address)
         self._hash = zlib.crc32(id.encode())

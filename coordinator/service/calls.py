@@ -1,4 +1,5 @@
-"""Common parts of all calls to the coordinator: errors become gRPC statuses, and callers of a non-leader learn the leader."""
+"""Common parts of all calls to the coordinator: errors are converted to gRPC statuses, and a replica that does not lead names the leader to
+its callers."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,7 +30,7 @@ class LeaderHint:
         self._members = members
 
     def sentence(self) -> str:
-        """Return why this replica does not answer."""
+        """Return a sentence that says why this replica does not answer."""
         leader = self._leadership.leader
         if leader and not self._replica.driver.standing.is_leader:
             return f"another replica, {leader}, leads the coordinator"

@@ -1,12 +1,13 @@
-"""OpenTelemetry spans of epochs and recoveries, made from committed operations; the leader exports them when they are over.
+"""OpenTelemetry spans of epochs and recoveries, made from committed operations. The leader exports a span when its epoch or recovery has
+ended.
 
     checkpoint (epoch, trigger, protocol)         recovery (plan, reason, line)  → link to the checkpoint that it restores
       host.checkpoint, one per host                 recovery.plan    from the suspicion until the plan was committed
         agent.checkpoint, its last agent            recovery.load    until all hosts had applied it
       checkpoint.commit                               host.recovery, one per host
 
-Hosts export their own spans. A leader that took over an epoch exports the whole span, since its times are committed. A leader that dies between
-a decision and its export leaves the hosts' spans without a parent.
+Hosts export their own spans. A leader that took over an epoch exports the whole span, since its times are committed. A
+leader that dies between a decision and its export leaves the hosts' spans without a parent.
 """
 
 from opentelemetry import trace
@@ -31,7 +32,7 @@ class FleetSpans(LeaderObserver):
         self._exported_plan = 0
 
     def begin(self) -> None:
-        """Begin to lead. Earlier leaders have exported what is over already."""
+        """Start exporting as the new leader. Earlier leaders have exported everything that has ended already."""
         self._exported = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
         self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
@@ -90,7 +91,7 @@ class FleetSpans(LeaderObserver):
     # ---- recoveries -------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
-        """Export the current plan once, when all hosts have applied it; the fleet's start is no recovery."""
+        """Export the current plan once, when all hosts have applied it. The fleet's start is not exported, because it is not a recovery."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._exported_plan):
             return

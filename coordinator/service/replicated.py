@@ -1,8 +1,8 @@
-"""The coordinator's log on Raft (`raft/`): one replica or several, the same code.
+"""The coordinator's log, replicated with Raft (`raft/`). One replica and several replicas use the same code.
 
 The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
 everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
-proposer gets the outcome. Applying is deterministic, so both copies are equal; it takes microseconds and needs no lock.
+proposer gets the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no lock.
 """
 
 import logging
@@ -26,7 +26,7 @@ class MirroredMachine:
     """The state machine that Raft drives, and its mirror on the loop.
 
     Attributes:
-        state: the mirror; read it on the loop only. The object never changes its identity.
+        state: the mirror; read it on the event loop only. The attribute always refers to the same object.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class MirroredMachine:
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
     def apply(self, entry: bytes) -> OperationResult:
-        """Apply one committed entry. LogError: it is no operation, and the process must end."""
+        """Apply one committed entry. Raises LogError if the entry is not an operation; then the process must end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
         return result
@@ -65,7 +65,7 @@ class MirroredMachine:
 
 
 class RaftLog:
-    """Log to which a leader proposes.
+    """Log to which a leader proposes operations.
 
     A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
     """
@@ -87,7 +87,7 @@ class RaftLog:
                 return Unknown(outcome.reason)
 
     async def close(self) -> None:
-        """Do nothing: the replica outlives its leaders."""
+        """Do nothing, because the replica outlives its leaders."""
 
 
 class ReplicatedLog(Protocol):
@@ -101,4 +101,4 @@ class ReplicatedLog(Protocol):
         """
 
     async def close(self) -> None:
-        """Take no more proposals; the outcome of unanswered ones is unknown."""
+        """Accept no more proposals; the outcome of unanswered proposals is unknown."""

@@ -1,13 +1,14 @@
-"""Lineage of an epoch, the complete epochs before it in its history; and restores, which return the fleet to an earlier epoch.
+"""Lineage of an epoch (the complete epochs before it in its history), and restores, which return the fleet to an earlier epoch.
 
-The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the line of that plan (0: the
-initial states). It may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
+The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the recovery line of that
+plan (0: the initial states). The predecessor may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
 
-A *void* epoch was complete, but the fleet was restored to an earlier one. It is never a line again: otherwise the next failure would undo the
-restore. It is in no history any more: all epochs that followed it are above the same target, so they are void, too.
+A *void* epoch was complete, but the fleet was restored to an earlier one. A void epoch is never a recovery line again: otherwise the
+next failure would undo the restore. It is no longer in any history: all epochs that followed it are above the same target, so they are
+void, too.
 
-Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below it the known
-predecessor may be a wrong one, unless no epoch of the plan is forgotten.
+Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch
+the known predecessor may be wrong, unless no epoch of the plan is forgotten.
 """
 
 import msgspec
@@ -24,9 +25,9 @@ class Ancestor(msgspec.Struct, frozen=True, gc=False):
 
 
 def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
-    """Return the predecessor of a known epoch, its predecessor, and so on, up to the first that is not condemned.
+    """Return the predecessors of a known epoch, newest first, up to the first predecessor that is not condemned.
 
-    Empty: only the initial states come before it. None: a part of the lineage is forgotten.
+    Empty: only the initial states precede the epoch. None: a part of the lineage is forgotten.
     """
     ancestors: list[Ancestor] = []
     plan, below = image.epochs[epoch].plan, epoch
@@ -42,7 +43,7 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return the newest complete epoch of a plan below a number, or the plan's line; None: it is, or may be, forgotten."""
+    """Return the newest complete epoch of a plan below a number, or the plan's line; None: that epoch is, or may be, forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:
@@ -71,7 +72,7 @@ def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
-    """Return the lowest epoch that must be kept while these epochs are not released; None: there is none."""
+    """Return the lowest epoch that must be kept while these epochs are not released, or None if there is none."""
     lineages = [lineage_of(image, epoch) for epoch in pending]
     return min(
         [ancestors[-1].epoch if ancestors else 0 for ancestors in lineages if ancestors is not None], default=None
@@ -79,7 +80,7 @@ def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Return why the fleet cannot return to this epoch, with the next step; "": it can."""
+    """Return why the fleet cannot return to this epoch, with advice, or "" if it can."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""

@@ -14,20 +14,20 @@ def place(
     weights: Mapping[str, int] | None = None,
     is_even: bool = False,
 ) -> dict[str, str]:
-    """Return agent → host.
+    """Return the host of each agent.
 
-    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a host
-    where it belongs stays; if `is_even`, only up to the host's share. The others are placed in the order given, those named by a rule
-    first, each on the host with the least weight so far; ties go to the first host by name. So a host that receives an agent without a
-    rule exceeds the lightest host by at most the heaviest of the moved agents.
+    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a
+    host where it belongs stays there; if `is_even`, only up to the host's share. The other agents are placed in the order given,
+    those named by a rule first. Each goes to the host with the least weight so far; ties go to the first host by name. So a host that
+    receives an agent without a rule exceeds the lightest host by at most the heaviest of the moved agents.
 
     Args:
-        agents: (agent, its present host or ""), in an order that is equal on every replica.
+        agents: (agent, its current host or ""), in an order that is equal on every replica.
         hosts: hosts that may get agents; not empty.
         places: placement rules; the first rule that names an agent counts.
-        weights: host → weight of an agent that is on it now; agents of other hosts have the average weight. Ignored if `is_even`;
-            without weights all agents weigh the same.
-        is_even: spread the numbers of agents evenly.
+        weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
+            `is_even`; without weights all agents weigh the same.
+        is_even: give all hosts equal numbers of agents.
     """
     living, everywhere = list(agents), sorted(hosts)
     rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
@@ -60,12 +60,12 @@ def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
 
 
 def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
-    """Return host → weight of an agent on it; empty: nothing was measured."""
+    """Return host → weight of an agent on that host; empty: nothing was measured."""
     return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
-    """Return agent → those of `hosts` where it belongs, for agents that a rule restricts."""
+    """Return agent → hosts in `hosts` where the agent belongs, for agents that a rule restricts."""
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:

@@ -1,4 +1,4 @@
-"""Open epochs and their stages.
+"""Open epochs, and the stages through which an epoch goes.
 
     Collecting        the hosts report; they repeat their reports after a broken stream
     Asking            a koo-toueg round queries its agents
@@ -7,7 +7,7 @@
     Deciding          CompleteEpoch is proposed until it is in the log; from now on no timeout aborts the epoch
     Failing           AbortEpoch is proposed until it is in the log
 
-All of it is volatile. Hosts repeat their reports, so an epoch survives the leader's death.
+All stages are volatile. Hosts repeat their reports, so an epoch survives the leader's death.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
 
 UNBORN_BYTES_MAX = 48 * 1024
-"""Largest size of names in one CompleteEpoch, so that it stays below 64 KiB."""
+"""Largest size of names in one CompleteEpoch, so that the operation stays below 64 KiB."""
 
 
 Channels = Mapping[tuple[str, str], int]
@@ -30,7 +30,7 @@ Channels = Mapping[tuple[str, str], int]
 
 
 class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
-    """Channels of an epoch that every host has reported in full, so later reports may be relative to it."""
+    """Channels of an epoch on which every host has reported in full. Later reports may be relative to this epoch."""
 
     epoch: int
     plan: int
@@ -39,16 +39,20 @@ class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """Stage: collecting `reports`, by host. `reported`: base of relative reports. `asked_again`: hosts whose reports were incomplete."""
+    """Stage: collecting `reports`, by host.
+
+    `reported`: the epoch's base for relative reports. `asked_again`: hosts whose reports were incomplete.
+    """
 
     reports: dict[str, EpochReport] = {}
     reported: ReportedChannels | None = None
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
-        """Take a report; return whether it is the first of this host.
+        """Store a host's report; return whether it is the first report of this host.
 
-        A relative report is ignored if its base is not `reported`: it was relative to another leader's epoch, or has been requested again.
+        A relative report is ignored if its base is not `reported`. Such a report was relative to another leader's
+        epoch, or was requested again.
         """
         if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False
@@ -63,17 +67,17 @@ class Asking(msgspec.Struct, frozen=True):
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
-    """Stage: the manifest is being written."""
+    """Stage: the epoch's manifest is being written."""
 
     manifest: WriteManifest
 
 
 class StoringLine(msgspec.Struct, frozen=True):
-    """Stage: a recovery line is being made into the epoch."""
+    """Stage: a recovery line is being stored as the epoch."""
 
 
 class Deciding(msgspec.Struct, frozen=True):
-    """Stage: `completion` is proposed."""
+    """Stage: the operation `completion` is proposed."""
 
     completion: op.CompleteEpoch
 
@@ -96,7 +100,7 @@ class OpenEpoch(msgspec.Struct):
     Attributes:
         hosts: the hosts that take part.
         trigger: why the epoch was begun.
-        deadline_ns: time by which it must be decided.
+        deadline_ns: time by which the epoch must be decided.
         opened_ns: time when this leader began to follow the epoch.
         account: time account of the reports so far.
     """
@@ -111,7 +115,7 @@ class OpenEpoch(msgspec.Struct):
 
 
 class OpenEpochs:
-    """The open epochs."""
+    """All open epochs of the fleet."""
 
     def __init__(self, shared: LeaderState, store: StoreWatch) -> None:
         self._shared = shared

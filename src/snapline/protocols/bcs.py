@@ -1,12 +1,12 @@
-"""BCS: one index per agent, which forced checkpoints keep in step.
+"""BCS protocol: each agent has one checkpoint index, and forced checkpoints keep the indexes of all agents in step.
 
 Theory of operation
 -------------------
-Every checkpoint bears an index: a basic one the agent's last index plus one, a forced one the index of the message that
-forces it. Messages carry the sender's index; one with a higher index than the receiver's forces a checkpoint before its
-turn. So no message goes from behind index k to before index k, and for every k the first checkpoints with an index >= k,
-one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6). The last
-checkpoints with index <= k are not a consistent cut.
+Every checkpoint has an index: a basic checkpoint has the agent's last index plus one, a forced checkpoint the index of the
+message that forces it. Messages carry the sender's index. A message with a higher index than the receiver's forces a
+checkpoint before its turn. So no message goes from behind index k to before index k, and for every k the first checkpoints
+with an index >= k, one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6).
+The last checkpoints with index <= k are not a consistent cut.
 
 The index is Lamport's clock over checkpoints. The protocol needs neither FIFO nor a fixed fleet. Z-paths are not tracked by
 vectors (RDT does not hold; no scalar clock can ensure it).
@@ -26,7 +26,7 @@ from snapline.protocols.rule import CheckpointRule
 
 
 class BcsRule(CheckpointRule):
-    """One agent's part of BCS.
+    """BCS rule of one agent.
 
     Attributes:
         index: index of the last checkpoint, 0 for the initial one. Never falls while the agent runs.

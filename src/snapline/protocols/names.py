@@ -2,9 +2,9 @@
 
 A fleet has one protocol, fixed for one run. Its *mode* defines which component decides when an agent takes a checkpoint:
 
-- coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for the agents that must (`koo-toueg`);
-- uncoordinated: each agent for itself;
-- communication-induced: each agent for itself, and the piggyback of a message may force one more.
+- coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for the agents that must take part (`koo-toueg`);
+- uncoordinated: each agent decides for itself;
+- communication-induced: each agent decides for itself, and the piggyback of a message may force an additional checkpoint.
 
 In *logged* protocols, all but `chandy-lamport`, agents store their own checkpoints with a log of sent messages, and the
 coordinator groups them into epochs. In *autonomous* protocols the coordinator requests no checkpoints, and computes the
@@ -33,7 +33,7 @@ def mode_of(protocol: str) -> str:
     """Return "coordinated", "uncoordinated" or "communication-induced".
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: the protocol does not exist.
     """
     if protocol in (CHANDY_LAMPORT, KOO_TOUEG):
         return COORDINATED_MODE

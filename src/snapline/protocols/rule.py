@@ -1,28 +1,28 @@
-"""The base of every protocol in which agents checkpoint by themselves: uncoordinated and communication-induced.
+"""Base class of all protocols in which agents take checkpoints on their own: uncoordinated and communication-induced.
 
 Theory of operation
 -------------------
-Agents take *basic* checkpoints by their policy. A rule adds *forced* ones: it stamps each message with a
-piggyback and, before a message's turn, decides whether a checkpoint must be taken first. No control messages, no
-waiting. A rule is the protocol's state of one agent; it knows ordinals, not ids, and reads bytes, not messages.
+Agents take *basic* checkpoints by their policy. A rule adds *forced* checkpoints: it stamps each message with a piggyback and, before a
+message's turn, decides whether a checkpoint must be taken first. There are no control messages, and agents do not wait. A rule holds the
+protocol's state of one agent; it works with ordinals, not ids, and reads piggyback bytes, not messages.
 
-A rule is part of the agent's state: every checkpoint holds its image, and a rollback restores it. Survivors keep theirs.
-On a consistent cut the rules are then in a state that an execution without failures could have, so no protocol needs to handle recoveries. The
-image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes the action of the initial checkpoint. A checkpoint
-counts for the rule at once, but for recovery only when it is durable: rollbacks may go further, but stay consistent.
+A rule is part of the agent's state: every checkpoint holds its image, and a rollback restores it. Survivors keep their rules. On a
+consistent cut the rules are then in a state that an execution without failures could have, so no protocol needs to handle recoveries. The
+image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes the action of the initial checkpoint. A
+checkpoint counts for the rule at once, but for recovery only when it is durable: rollbacks may go further, but stay consistent.
 
 The caller's duties, per message that waits for its turn:
 
-1. `forces(sender, piggyback)`. If so, `checkpoint(piggyback)`, and save the agent's state together with `freeze()`.
+1. Call `forces(sender, piggyback)`. If it returns True, call `checkpoint(piggyback)`, and save the agent's state together with `freeze()`.
    *This is the rule that safety depends on:* test, checkpoint, then merge. A merge before the test hides the change
    that the test looks for; a merge before the checkpoint puts it into the wrong interval.
-2. `receive(sender, piggyback)`, then the turn.
-3. `send(to)` once for every message, in the order of each channel. The message keeps that piggyback for life: it is
-   logged and delivered again with it.
-4. A basic checkpoint between turns is `checkpoint()`.
-5. If `checkpoints_after_sends`, a checkpoint after all sends of a turn (in a trace, where turns are not known: after each
+2. Call `receive(sender, piggyback)`, then run the turn.
+3. Call `send(to)` once for every message, in the order of each channel. The message keeps that piggyback permanently: it is logged and
+   delivered again with it.
+4. Call `checkpoint()` for a basic checkpoint between turns.
+5. If `checkpoints_after_sends`, take a checkpoint after all sends of a turn (in a trace, where turns are not known: after each
    send).
-6. After a recovery: `restore` of those rolled back, `forces` and `receive` for the messages delivered again.
+6. After a recovery, call `restore` for the agents rolled back, and `forces` and `receive` for the messages delivered again.
 
 Carries G6: no useless checkpoint; for the RDT protocols also no untracked dependency.
 
@@ -34,9 +34,9 @@ set of checkpoints, one per agent, is a consistent cut iff no channel has more r
 (`recovery.dependency_records`). The coordinator computes the recovery line from these records, and senders deliver messages in transit
 again from their logs.
 
-The price: checkpoints may be *useless*, members of no consistent cut, and a rollback may force further ones, at worst
-to the initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). Rules that force
-checkpoints prevent that. This one does not ensure G6.
+The disadvantage: checkpoints may be *useless* (members of no consistent cut), and a rollback may force further rollbacks, at worst to the
+initial states (the domino effect; B. Randell, "System Structure for Software Fault Tolerance", 1975). Rules that force checkpoints prevent
+this. `UncoordinatedRule` does not ensure G6.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ from snapline.protocols.piggyback import ORDINALS_MAX, ImageReader
 
 
 class CheckpointRule(ABC):
-    """One agent's part of a protocol in which agents checkpoint by themselves. Not thread-safe; no I/O.
+    """State of one agent in a protocol in which agents take checkpoints on their own. Not thread-safe; does no I/O.
 
     Attributes:
         name: the protocol's name in configuration.
@@ -61,10 +61,10 @@ class CheckpointRule(ABC):
     checkpoints_after_sends: ClassVar[bool] = False
 
     def __init__(self, agent: int, agents: int = 1) -> None:
-        """Start as after the initial checkpoint.
+        """Create the rule in its state after the initial checkpoint.
 
         Args:
-            agent: the own ordinal.
+            agent: the agent's ordinal.
             agents: number of agents, if known; more may join. No decision depends on it.
 
         Raises:
@@ -76,7 +76,7 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def checkpoint(self, cause: bytes | None = None) -> None:
-        """The checkpoint action.
+        """Update the rule for a checkpoint that is taken now.
 
         Args:
             cause: received piggyback of the message that forces it; None for a basic checkpoint.
@@ -87,12 +87,15 @@ class CheckpointRule(ABC):
         """Return the piggyback of the next message to `to`. Call it once per message, in the order of the channel."""
 
     def send_full(self, to: int) -> bytes:
-        """Return a piggyback with all entries, so that the channel need not be FIFO. Longer than that of `send`, read in the same way."""
+        """Return a piggyback with all entries, so that the channel need not be FIFO.
+
+        It is longer than the piggyback of `send` and is read in the same way.
+        """
         return self.send(to)
 
     @abstractmethod
     def forces(self, sender: int, piggyback: bytes) -> bool:
-        """Return whether a checkpoint must be taken before this message's turn. Changes nothing.
+        """Return whether a checkpoint must be taken before this message's turn. The call changes nothing.
 
         Raises:
             ProtocolError: the piggyback is not one of this protocol.
@@ -100,7 +103,7 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def receive(self, sender: int, piggyback: bytes) -> None:
-        """Merge what the message brings, right before its turn.
+        """Merge the message's piggyback into the rule, right before the message's turn.
 
         Raises:
             ProtocolError: the piggyback is not one of this protocol.
@@ -108,7 +111,7 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def freeze(self) -> bytes:
-        """An image of the whole state, to be kept with the checkpoint."""
+        """Return an image of the whole state, to be stored with the checkpoint."""
 
     @classmethod
     def restore(cls, agent: int, image: bytes) -> Self:
@@ -123,11 +126,11 @@ class CheckpointRule(ABC):
 
     @abstractmethod
     def _thaw(self, image: ImageReader) -> None:
-        """Replace the whole state by what was frozen."""
+        """Replace the whole state by the state in `image`."""
 
 
 class SilentRule(CheckpointRule):
-    """A rule that sends its peers nothing: no piggyback, and no state unless a subclass adds it."""
+    """Base class of rules with empty piggybacks, and without state unless a subclass adds it."""
 
     __slots__ = ()
 
@@ -159,7 +162,7 @@ class SilentRule(CheckpointRule):
 
 
 class UncoordinatedRule(SilentRule):
-    """Never forces a checkpoint; empty piggybacks, no state."""
+    """Rule that never forces a checkpoint; its piggybacks are empty, and it has no state."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""All protocols in which agents checkpoint by themselves, by their name in a fleet's configuration.
+"""All protocols in which agents take checkpoints on their own, by their name in a fleet's configuration.
 
 FINE and Lazy-FINE are omitted on purpose: both admit useless checkpoints (I. C. Garcia, G. M. D. Vieira and
 L. E. Buzato, arXiv 1702.06167).
@@ -15,7 +15,7 @@ RULES: dict[str, type[CheckpointRule]] = {
     rule.name: rule
     for rule in (UncoordinatedRule, BcsRule, HmnrRule, FdasRule, FdiRule, BhmrRule, NrasRule, CbrRule, CasRule)
 }
-"""Rules by name. Never changed while the program runs."""
+"""Rule classes by protocol name. Never changed while the program runs."""
 
 
 def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
@@ -23,7 +23,7 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
 
     Args:
         name: a key of `RULES`.
-        agent: the own ordinal, from 0.
+        agent: the agent's ordinal, from 0.
         agents: number of known agents; more may join.
 
     Raises:
@@ -33,7 +33,7 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
 
 
 def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
-    """Return the rule as it was when it was frozen.
+    """Return the rule in the state that `image` holds.
 
     Raises:
         UsageError: no such protocol, or an impossible ordinal.
