@@ -1,4 +1,4 @@
-"""Turns an image into the parts of a checkpoint, and finds the new chunks and those in the base. Runs in a worker thread.
+"""Cuts an image into the chunks of a checkpoint's parts, and finds which chunks are new and which the base holds. Runs in a worker thread.
 
 The cheapest test of a chunk comes first:
 
@@ -7,19 +7,19 @@ The cheapest test of a chunk comes first:
     digest in the base                          reuse (after a restore, or when a part has moved)
     otherwise                                   new
 
-The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with one hash. It is
-never stored and never proves integrity; stored chunks are named by their digest. The digest may be keyed
-(encryption): the caller supplies it, and the base's digests must use the same key.
+The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
+stored and never proves integrity; stored chunks are named by their digest. Where the store is encrypted, the digest is keyed: the caller
+supplies the digest function, and the base's digests must use the same key.
 
 Invariants. (1) Each chunk that a part names is either returned as new or is in the base: hosts reuse only chunks of
 their base, so that deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs
 twice, neither among the new nor among the reused chunks. (3) The table names only chunks of this image.
 
-Opaque blobs arrive whole and are cut here, since cutting would take too long in the pause.
+Blobs arrive uncut and are cut by this module, since cutting them would make the pause too long.
 
-**Content-defined chunks.** Cuts depend on the surrounding bytes, not on their offset. The problem: bytes inserted early in a document shift all later ones. With chunks of a fixed size each later chunk is new.
-Here a cut is made where a hash of the preceding 32 bytes is small. Such places move along with their bytes, so after the
-insertion the old cuts, and the old chunks, recur.
+**Content-defined chunks.** Cuts depend on the surrounding bytes, not on their offset. The problem: bytes inserted early in a document
+shift all later bytes. With chunks of a fixed size, each later chunk would be new. Therefore a cut is made where a hash of the preceding 32
+bytes is small. Such places move along with their bytes, so the old cuts, and the old chunks, are found again after an insertion.
 
 The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution
 is shifted out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and
@@ -37,16 +37,17 @@ Xia et al., FastCDC (USENIX ATC 2016), section 3.3, "normalized chunking": two t
 Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (high bits depend on the
 whole window, low ones do not); the window may begin before the chunk.
 
-Invariant: the cuts are a function of the bytes alone, on every machine and in every release. A violation would only store
-blobs again after an upgrade, since chunks are found by their digests.
+Invariant: the bytes alone determine the cuts, on every machine and in every release. A violation would only store blobs again after an
+upgrade, since chunks are found by their digests.
 
-**Sealed journals.** A checkpoint holds the journal of a durable turn as sealed runs of entries, which are chunks, and the open rest
-in the checkpoint itself. The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are
-*sealed* in runs, beginning with the oldest. A run becomes a chunk: written once, and named by later checkpoints, like an unchanged chunk of a
-state. Code that stores, copies, checks or deletes chunks needs no change. The rest, less than a run, is in the turn itself.
+**Sealed journals.** A checkpoint holds the journal of a durable turn as sealed runs of entries, which are chunks. The remaining open
+entries are in the checkpoint itself. The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only
+grows. So finished entries are *sealed* in runs, beginning with the oldest. A run becomes a chunk: it is written once, and later
+checkpoints name it, like an unchanged chunk of a state. Code that stores, copies, checks or deletes chunks needs no change. The remaining
+entries, less than a run, are in the turn itself.
 
-Invariant: the end of a run is a function of the entries alone. So a restored journal is cut in the same places
-again, and its chunks are those in the store. Another release may cut differently, which only stores them once more.
+Invariant: the entries alone determine the end of a run. So a restored journal is cut at the same places again, and its chunks are those in
+the store. Another release may cut at other places, which only stores the entries once more.
 """
 
 import contextlib
@@ -79,17 +80,18 @@ CHUNK_BYTES_NORMAL = 64 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 
 _WINDOW_BYTES = 32
-"""Length of the window: as many bytes as the hash has bits."""
+"""Length of the hash window in bytes: as many bytes as the hash has bits."""
 
 _LOOSE = 1 << (32 - 14)
 _STRICT = 1 << (32 - 18)
-"""Limits of the hash: two bits more and two less than the 16 that correspond to 64 KiB (level 2 of the paper)."""
+"""Limits of the hash: two bits more and two bits less than the 16 that correspond to 64 KiB (level 2 of the paper)."""
 
 _BLOCK_BYTES = 64 * 1024
-"""Bytes hashed at a time: their hashes and the temporary take 512 KiB, which fits a core's cache."""
+"""Bytes hashed at a time. Their hashes and the temporary array take 512 KiB, which fits into a core's cache."""
 
 _TABLE_NAME = b"snapline content-defined chunks 1"
-"""Name from which the table is derived. In this table no run of one byte (such as zeros) has candidates, so runs get chunks of the largest size."""
+"""Name from which the table is derived. In this table no run of one byte (such as zeros) has candidates, so runs get chunks of the
+largest size."""
 
 
 @functools.cache
@@ -99,7 +101,7 @@ def gear_table() -> tuple[int, ...]:
 
 
 def cut(data: Buffer) -> list[int]:
-    """Return the sizes of the chunks of `data`, in order; their sum is its length. Empty for empty data.
+    """Return the sizes of the chunks of `data`, in order. Their sum is the length of `data`; empty data has no chunks.
 
     Each chunk has 16 to 256 KiB, except that the last may be smaller. Takes 2 to 3 ns per byte with NumPy; about 100 without.
     """
@@ -108,7 +110,7 @@ def cut(data: Buffer) -> list[int]:
 
 
 def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Choose cuts among the candidates, each (end of the chunk it would close, hash), in order."""
+    """Choose cuts among the candidates, in order. A candidate is a pair: the end of the chunk that it would close, and the hash."""
     sizes = []
     start = 0
     for end, value in candidates:
@@ -162,23 +164,23 @@ def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 CUT_BYTES_MIN = CHUNK_BYTES_MAX
-"""Size up to which blobs stay in one chunk."""
+"""Size in bytes up to which a blob stays in one chunk."""
 
 PARALLEL_BYTES_MIN = 64 * 1024 * 1024
-"""Number of bytes to hash from which an image gets two threads. Below it, hashing takes 10 to 30 ms: not worth starting a thread."""
+"""Bytes to hash from which an image gets two threads. Fewer bytes are hashed in 10 to 30 ms, which is not worth starting a thread."""
 
 PARALLEL_THREADS = 2
-"""Number of hashing threads. xxh3 is bound by memory, BLAKE3 doubles its speed with the second core; agents need the other cores."""
+"""Number of hashing threads. Memory limits xxh3, and a second core doubles the speed of BLAKE3; agents need the other cores."""
 
 _RANGE_BYTES = 16 * 1024 * 1024
-"""Bytes that a thread takes at a time: a few ms of work, so that both threads end at about the same time."""
+"""Bytes that a thread takes at a time: a few milliseconds of work, so that both threads end at about the same time."""
 
 _PROBE_PIECES = 4
 _PROBE_PIECE_BYTES = 16 * 1024
-"""64 KiB from four places of a part's new bytes are a sample for all of them: well below 1 ms, once for each part."""
+"""Bytes in each of the four samples of a part's new bytes. Together they have 64 KiB, which takes well below 1 ms for each part."""
 
 _SAVED_MIN = 0.03
-"""Smallest saving of compression. Below it, decompression at restore costs more than it saves."""
+"""Smallest saving that is worth compression. Below it, decompression at restore costs more than compression saves."""
 
 Digest = Callable[[Buffer], bytes]
 
@@ -187,12 +189,12 @@ _Found = tuple[bytes, ChunkReference, Buffer | None]
 
 
 class NewChunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk to be written.
+    """A chunk that must be written to the store.
 
     Attributes:
-        digest: its digest.
-        data: its bytes; they belong to the image and are lost when that is released.
-        kind: kind of its part, `PART_…`.
+        digest: digest of the chunk.
+        data: bytes of the chunk; they belong to the image and are lost when the image is released.
+        kind: kind of the chunk's part, `PART_…`.
         compresses: whether a sample shows that lz4 saves at least 3 %.
     """
 
@@ -229,16 +231,16 @@ class _Range(msgspec.Struct, gc=False):
 def chunk_image(
     image: StateImage, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
 ) -> ChunkedState:
-    """Find the chunks of `image` that the base lacks. Does not change or release either.
+    """Find the chunks of `image` that the base lacks. Neither the image nor the base is changed or released.
 
     Args:
         image: an image that has not been released yet.
         base: table of the epoch whose chunks may be reused; None if everything is new.
         digest: computes a chunk's digest; called from several threads if the image is large.
-        executor: for images of `PARALLEL_BYTES_MIN` and more; with None, the call creates threads and ends them.
+        executor: threads for images of `PARALLEL_BYTES_MIN` and more; with None, the call creates threads and ends them.
 
     Raises:
-        StoreError: the image refers to a chunk that the base lacks: it was made for another base.
+        StoreError: the image refers to a chunk that the base lacks, because it was made for another base.
     """
     known = ChunkTable() if base is None else base
     parts = [_in_pieces(part) for part in image.parts]
@@ -254,12 +256,12 @@ def chunk_image(
 
 @functools.cache
 def hash_seed() -> int:
-    """Return this process's seed, 64 secret bits. If two threads draw it at once, a few chunks look changed."""
+    """Return this process's seed of 64 secret bits. If two threads draw it at once, a few unchanged chunks look changed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def compresses(samples: Sequence[Buffer]) -> bool:
-    """Return whether lz4 saves at least 3 % on these samples; 64 KiB of them are tried."""
+    """Return whether lz4 saves at least 3 % on these samples. At most 64 KiB of them are tried."""
     step = max(1, len(samples) // _PROBE_PIECES)
     chosen = samples[::step][:_PROBE_PIECES]
     share = _PROBE_PIECE_BYTES * _PROBE_PIECES // max(1, len(chosen))
@@ -268,7 +270,7 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob into chunks. Their tokens count up from the blob's: see `values.Blob`."""
+    """Cut a large blob into chunks, whose tokens count up from the blob's token: see `values.Blob`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
     blob_chunk = part.chunks[0]
@@ -292,7 +294,7 @@ def _ranges(parts: list[CapturedPart]) -> Iterator[_Range]:
 
 @contextlib.contextmanager
 def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Callable[..., Iterator[list[_Found]]]]:
-    """Return `map`: the plain one, or that of the threads."""
+    """Yield a `map` function: the built-in one, or that of the threads."""
     size_bytes = sum([c.size_bytes for part in parts for c in part.chunks if c.data is not None])
     if size_bytes < PARALLEL_BYTES_MIN:
         yield map
@@ -304,7 +306,7 @@ def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Ca
 
 
 def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
-    """Look for each chunk in the base. One loop, since a 1 GiB array has thousands of chunks."""
+    """Look up each chunk in the base. The code is one loop, since a 1 GiB array has thousands of chunks."""
     by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
     examined: list[_Found] = []
     for index, chunk in enumerate(work.chunks, work.start):
@@ -351,7 +353,7 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """List new chunks. Must come before `_enter`: the table then holds only the digests of earlier parts."""
+    """List the new chunks. This must run before `_enter`, while the table holds only the digests of earlier parts."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:
@@ -387,17 +389,18 @@ def _state_part(part: CapturedPart, chunks: list[_Found]) -> StatePart:
 
 
 RUN_ENTRIES = 1000
-"""Largest number of entries in a run. Each checkpoint encodes up to as many open entries again, which takes about a tenth of a millisecond."""
+"""Largest number of entries in a run. Each checkpoint encodes up to this number of open entries again, in about a tenth of a
+millisecond."""
 
 RUN_BYTES = 64 * 1024
-"""Size of the results at which a run is full, for any number of entries. Each checkpoint writes up to as much again."""
+"""Total size of results at which a run is full, for any number of entries. Each checkpoint writes up to this size again."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class SealedRuns(msgspec.Struct, frozen=True):
-    """The beginning of a journal: its encoded runs, in order, and the number of entries in them."""
+    """The beginning of a journal: its encoded runs, in order, and the number of entries in these runs."""
 
     count: int
     runs: tuple[bytes, ...]
@@ -419,7 +422,7 @@ class SealedJournal:
         self._open_bytes = 0  # size of the measured entries that are not sealed
 
     def seal(self, journal: Sequence[JournalEntry]) -> SealedRuns | None:
-        """Seal full runs; return all sealed runs, or None. `journal` must extend that of the previous call."""
+        """Seal full runs. Return all sealed runs, or None. `journal` must extend the journal of the previous call."""
         for place in range(self._measured, len(journal)):
             self._open_bytes += len(journal[place].result)
             if self._open_bytes >= RUN_BYTES or place + 1 - self.count >= RUN_ENTRIES:
@@ -430,7 +433,7 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """Return the same image with the runs as its last part; chunking keeps the part's position."""
+    """Return the same image with the runs as its last part. Chunking keeps the part's position."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]
@@ -440,7 +443,7 @@ def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
 
 
 def split_journal(parts: list[StatePart]) -> tuple[list[StatePart], StatePart | None]:
-    """Split the parts into those of the state, and the journal's."""
+    """Split the parts into the parts of the state, and the part of the journal."""
     if parts and parts[-1].kind == PART_JOURNAL:
         return parts[:-1], parts[-1]
     return parts, None
@@ -451,7 +454,7 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
 
     Args:
         part: the journal's part from the checkpoint.
-        content: its checked bytes.
+        content: checked bytes of this part.
 
     Raises:
         DamagedDataError: the bytes are not a journal.
@@ -468,7 +471,7 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
 
 
 def whole_turn(checkpoint: AgentCheckpoint, content: Buffer) -> AgentCheckpoint:
-    """Return the checkpoint with the complete journal in its turn; `content` is that of the journal's part.
+    """Return the checkpoint with the complete journal in its turn. `content` holds the bytes of the journal's part.
 
     Raises:
         DamagedDataError: the part is not a journal, or belongs to no turn.

@@ -1,18 +1,19 @@
-"""Compares a value with its declared type before it is saved: refuses values that would be restored as another value (G3).
+"""Compares a value with its declared type before the value is saved. Values that would be restored as another value are refused (G3).
 
-MessagePack stores no classes. A subclass is restored as the declared base without its own fields, a `defaultdict` as a `dict`, a
+MessagePack stores no classes. A subclass is restored as the declared base class without its own fields, a `defaultdict` as a `dict`, and a
 datetime of any zone in UTC. The encoder does not notice. So each value is first walked together with its annotation:
 
 - A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None if the class is sufficient.
 - A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
 - Classes with a `__post_init__` may change their arguments. Their values are encoded, decoded and encoded again.
 
-Allowed, since the values are equal and behave alike: an `int` where `float` is declared (if no digit is lost), and NumPy's numbers where
-plain ones are declared; they are restored as the declared type. `cached_property` values are not saved; they are computed again.
+Two kinds of values are allowed although their class differs, since the restored values are equal and behave alike. An `int` may stand where
+`float` is declared, if no digit is lost. NumPy's numbers may stand where plain numbers are declared. Both are restored as the declared
+type. `cached_property` values are not saved; they are computed again.
 
-Nodes are compiled once for each declared type. The walk checks the classes of all items or fields at once, at C speed, and
-inspects values only where a rule requires it. It runs before the bytes are used, on the encoding thread. For a `History` it checks only
-records that no capture has encoded yet.
+Nodes are compiled once for each declared type. The walk checks the classes of all items or fields at once, at C speed, and inspects values
+only where a rule requires it. The walk runs before the bytes are used, on the encoding thread. For a `History` the walk checks only records
+that no capture has encoded yet.
 """
 
 import collections.abc
@@ -45,27 +46,27 @@ from snapline.storage.capture.values import (
 )
 
 KNOWN_CLASSES_MAX = 256
-"""Number of classes, or combinations of field classes, that a node or rule caches. Classes created dynamically cost a lookup each time."""
+"""Number of classes, or combinations of field classes, that a node or rule caches. Classes beyond it are looked up each time."""
 
 NODES_MAX = 1024
-"""Number of declared types that are cached: more than a program has."""
+"""Number of declared types that are cached: more than any program has."""
 
 _Step = str
 _Part = tuple[_Step, Any, "_Node"]  # next step of the path, a member, and the node of its declared type
 
 
 class _Rule:
-    """Checks values of one class. This base rule refuses them; `advice` is the next step in the error message."""
+    """Rule that checks values of one class. This base rule refuses them; `advice` is the next step in the error message."""
 
     advice = "keep a value of exactly that type there, or declare the type that is there"
     problem = "would not come back as it is"
 
     def holds(self, value: Any) -> bool:
-        """Return whether `value` is restored equal."""
+        """Return whether `value` would be restored equal."""
         return False
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Return whether all of these are restored equal; cheaper than one by one."""
+        """Return whether all of these values would be restored equal. One call is cheaper than one call for each value."""
         return all(map(self.holds, values))
 
     def parts(self, value: Any) -> Iterable[_Part]:
@@ -73,7 +74,7 @@ class _Rule:
         return ()
 
     def holds_itself(self, value: Any) -> bool:
-        """Check like `holds`, without the members."""
+        """Check like `holds`, but without the members."""
         return self.holds(value)
 
 
@@ -81,12 +82,12 @@ _REFUSED = _Rule()
 
 
 class _Node(dict[type, _Rule | None]):
-    """One declared type: the class of a value → the rule for it; None if any value of that class is restored equal."""
+    """One declared type: maps the class of a value to its rule, or to None if any value of that class is restored equal."""
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
         self.declared = declared
-        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; `_REFUSED` if it does not apply
+        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; a function returns `_REFUSED` if inapplicable
 
     def __missing__(self, kind: type) -> _Rule | None:
         rule: _Rule | None = _REFUSED
@@ -111,7 +112,8 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Rule of a list, set, frozenset or tuple of any length. `is_hashed`: tuples among the items stay tuples, even without a declared type."""
+    """Rule for a list, set, frozenset or tuple of any length. `is_hashed`: tuples among the items stay tuples, even without a declared
+    type."""
 
     def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
         self._item = item
@@ -137,7 +139,7 @@ class _Items(_Rule):
 
 
 class _Entries(_Rule):
-    """Rule of a dict."""
+    """Rule for a dict."""
 
     def __init__(self, key: Any, value: Any) -> None:
         self._declared = key, value
@@ -167,7 +169,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule of a TypedDict: undeclared keys would be dropped."""
+    """Rule for a TypedDict, because undeclared keys would be dropped."""
 
     advice = "keep only the keys that it declares"
 
@@ -190,7 +192,7 @@ class _TypedEntries(_Rule):
 
 
 class _Row(_Rule):
-    """Rule of a tuple of declared members, or a named tuple."""
+    """Rule for a tuple of declared members, or a named tuple."""
 
     def __init__(self, declared: tuple[Any, ...]) -> None:
         self._declared = declared
@@ -217,7 +219,7 @@ def _rules(parts: Iterable[_Part]) -> Iterator[tuple[_Step, Any, _Rule]]:
 
 
 class _Fields(_Rule):
-    """Rule of a struct, dataclass or attrs class: caches combinations of the classes of all its fields."""
+    """Rule for a struct, dataclass or attrs class. The rule caches combinations of the classes of all fields."""
 
     advice = "keep what belongs to it in declared fields, and let `__post_init__` leave a saved value as it is"
     problem = "has attributes that are no fields, or private ones of attrs, or is changed by its `__post_init__` when it is read"
@@ -252,7 +254,7 @@ class _Fields(_Rule):
         return self._is_bare or self.holds_itself(value)
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Check field by field: a thousand structs have one set of classes for each field."""
+        """Check field by field: a thousand structs need one set of classes for each field."""
         for name, node in zip(self._names, self._nodes, strict=True):
             get = operator.attrgetter(name)
             kinds = set(map(type, map(get, values)))
@@ -294,7 +296,7 @@ class _Fields(_Rule):
         return rules
 
     def _extras(self, value: Any) -> dict[str, Any]:
-        """Return attributes that are neither fields nor computed again."""
+        """Return attributes that are neither fields nor cached properties."""
         extras = {name: found for name, found in value.__dict__.items() if name not in self._own}
         return {
             name: found
@@ -304,7 +306,7 @@ class _Fields(_Rule):
 
 
 class _Test(_Rule):
-    """Rule given by a function of the value alone."""
+    """Rule given by a function that looks only at the value."""
 
     def __init__(self, holds: Callable[[Any], bool], advice: str) -> None:
         self._holds = holds
@@ -315,7 +317,7 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """`Annotated[…, Meta(…)]`: refuses values that could be saved but not decoded."""
+    """Rule for `Annotated[…, Meta(…)]`: refuses values that could be saved but not decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -338,7 +340,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule of a History: checks the records that no capture has encoded yet."""
+    """Rule for a History: checks the records that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -397,7 +399,7 @@ def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Return whether a member of a flag, or of an enum with other values than text or integers, is restored from its value."""
+    """Return whether a member of a flag, or of an enum whose values are neither text nor integers, is restored from its value."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
@@ -410,7 +412,7 @@ _SAME = 0  # extension: an object of the value, by index
 
 
 def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
-    """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are passed through uncopied."""
+    """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are not copied."""
     lent: dict[int, int] = {}  # id → number
     objects: list[Any] = []
 
@@ -439,7 +441,7 @@ def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> boo
             return False
         kept = {name: getattr(decoded, name) for name in extras}
         return all(type(kept[name]) is type(x) and bool(kept[name] == x) for name, x in extras.items())
-    except Exception:  # any error of the value's class: it cannot be decoded
+    except Exception:  # The value's class may raise any error; the value cannot be decoded.
         return False
 
 
@@ -488,7 +490,7 @@ def _is_any(declared: Any) -> bool:
 
 
 def _admit(node: _Node, declared: Any) -> None:
-    """Let the node accept values of this type too; for a union, called for each member."""
+    """Let the node accept values of this type too. For a union, this function is called for each member."""
     origin, inner = typing.get_origin(declared) or declared, typing.get_args(declared)
     if declared is _UNKNOWN:
         node.others.append(lambda _: None)
@@ -535,7 +537,7 @@ _CONSTRAINABLE = frozenset(
 
 
 def _admit_any(node: _Node) -> None:
-    """Admit values that decode without a declared type: plain values, and self-describing ones."""
+    """Admit values that decode without a declared type: plain values, and values that describe themselves."""
     for kind in (types.NoneType, bool, int, float, str, bytes):
         node[kind] = None
     node[list] = _Items(Any)
@@ -613,7 +615,7 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Return the rule of a class unknown to MessagePack, such as an array or an abstract class: decoded as if undeclared."""
+    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. It is decoded as if undeclared."""
     try:
         is_one = issubclass(found, declared)
     except TypeError:  # a Protocol without runtime checks
@@ -627,7 +629,7 @@ _ADVICE_FLAG = "members whose values are neither text nor integers are not read 
 
 
 def _admit_numbers(node: _Node, kind: type) -> None:
-    """Admit NumPy's numbers: they are saved as equal plain ones."""
+    """Admit NumPy's numbers, which are saved as equal plain numbers."""
 
     def rule(found: type) -> _Rule | None:
         numpy = numpy_if_loaded()
@@ -652,7 +654,7 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _may_be_unset(kind: Any) -> frozenset[str]:
-    """Return the fields whose default is UNSET: they are omitted, and restored as UNSET."""
+    """Return the fields whose default is UNSET. An unset field is omitted, and restored as UNSET."""
     if issubclass(kind, msgspec.Struct):
         defaults = kind.__struct_defaults__
         names = kind.__struct_fields__[len(kind.__struct_fields__) - len(defaults) :]
@@ -665,7 +667,7 @@ def _may_be_unset(kind: Any) -> frozenset[str]:
 
 
 def _hints_of(declared: Any) -> dict[str, Any]:
-    """Return the annotations of a class's fields, with its type variables resolved. Empty if they cannot be evaluated here."""
+    """Return the annotations of a class's fields, with the type variables resolved. Empty if they cannot be evaluated here."""
     kind = typing.get_origin(declared) or declared
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -704,7 +706,7 @@ _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """Rule of a tuple as a dict key or set member: it stays a tuple, even without a declared type."""
+    """Rule for a tuple as a dict key or set member. Such a tuple stays a tuple, even without a declared type."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)
@@ -716,7 +718,7 @@ _MEMBER[tuple] = _KeyRow()
 
 
 def survives_round_trip(value: object, declared: Any) -> bool:
-    """Return whether `value`, saved as MessagePack and read as `declared`, is restored equal, with the same classes."""
+    """Return whether `value` is restored equal, with the same classes, after it was saved as MessagePack and read as `declared`."""
     try:
         rule = _compiled(declared)[type(value)]
     except TypeError:  # an annotation that cannot be hashed
@@ -730,7 +732,7 @@ def survives_round_trip(value: object, declared: Any) -> bool:
 
 
 def difference(value: object, declared: Any, name: str) -> str:
-    """Describe a member of `value` that would be restored differently: path, declared type, actual value. Empty if none."""
+    """Describe a member of `value` that would be restored differently: path, declared type and actual value. Empty if there is none."""
     waiting: list[tuple[tuple[Any, ...], Any, _Node, _Rule | None]] = [((name,), value, _node_of(declared), None)]
     for _ in range(WALK_PARTS_MAX):
         if not waiting:
@@ -741,21 +743,21 @@ def difference(value: object, declared: Any, name: str) -> str:
             continue
         if rule is _REFUSED or (unchecked is not None and not rule.holds_itself(actual)):
             return _sentence(_text(path), actual, node.declared, rule)
-        if unchecked is None:  # its members first: their errors are more specific
+        if unchecked is None:  # The members come first, since their errors are more specific.
             waiting.append((path, actual, node, rule))
             waiting += [((path, step), member, inner, None) for step, member, inner in rule.parts(actual)][::-1]
     return ""
 
 
 WALK_PARTS_MAX = 10_000_000
-"""Number of values that `difference` visits: seconds of work, and only for a refused value."""
+"""Number of values that `difference` visits: seconds of work, which happens only for a refused value."""
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:
-    """Refuse a value that would be restored as another one.
+    """Refuse a value that would be restored as another value.
 
     Raises:
-        EncodingError: names the path, the declared type, and the actual value.
+        EncodingError: the value is refused; the message names the path, the declared type, and the actual value.
     """
     if not survives_round_trip(value, declared):
         reason = difference(value, declared, name)

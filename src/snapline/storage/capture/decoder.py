@@ -1,19 +1,21 @@
 """Restores a state from a checkpoint: skeleton, parts, and the bytes of the parts.
 
-Arrays and tensors are views of the buffers that the store has read and checked, which saves another copy of large states. So
-each buffer belongs to one object afterwards, and nothing else may write to it.
+Arrays and tensors are views of the buffers that the store has read and checked, which saves another copy of large states. So each buffer
+then belongs to one object, and nothing else may write to the buffer.
 
-Parts are self-describing except for histories: their records need the declared type. msgspec
-reports the extension first and the declared type later, and for a field declared as `Any` never. So an extension becomes a
-placeholder, which the declared type turns into the object. A remaining placeholder was in a field declared as `Any`. Then
-the skeleton is decoded again, and those histories get plain records (dicts and lists). A remaining pickle is
-refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered store cannot inject one elsewhere.
+Parts are self-describing except for histories, whose records need the declared type. msgspec reports an extension first and its declared
+type later, and never for a field declared as `Any`. So an extension becomes a placeholder, which the declared type turns into the object. A
+remaining placeholder was in a field declared as `Any`. In that case the skeleton is decoded again, and those histories get plain records
+(dicts and lists). A remaining pickle is refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered store cannot
+inject one.
 
 A state without parts is decoded by a cached decoder.
 
-**Reading the parts.** Each chunk goes straight into the memory that the array will use. Adjacent chunks of a pack are read with one call. If they are stored plain, no copy is made: headers and
-contents go to their own buffers (`read_into`). Every digest is checked before the bytes are returned (G11). Two threads read large
-amounts: reading and hashing both release the interpreter's lock. From an object store, several ranges are always read in parallel.
+**Reading the parts.** Each chunk is read directly into the memory that the array will use. Adjacent chunks of a pack are read with one
+call.
+If chunks are stored plain, no copy is made: headers and contents go to their own buffers (`read_into`). Every digest is checked before the
+bytes are returned (G11). Two threads read large amounts: reading and hashing both release the interpreter's lock. From an object store,
+several ranges are always read in parallel.
 """
 
 import contextlib
@@ -67,23 +69,23 @@ from snapline.storage.packs.pack import (
 )
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024
-"""Size from which parts are read into memory with huge pages."""
+"""Size in bytes from which parts are read into memory with huge pages."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, msgspec.DecodeError, IndexError)
 
 
 class RestoredState(msgspec.Struct):
-    """A restored state, and the table of its chunks: the base of the agent's next capture."""
+    """A restored state, and the table of its chunks, which is the base of the agent's next capture."""
 
     state: Any
     table: ChunkTable
 
 
 class StateDecoder:
-    """Decodes states of one declared type. May be used by several threads.
+    """Decoder for states of one declared type. Several threads may use it.
 
     Raises:
-        TypeError: msgspec cannot decode that type.
+        TypeError: msgspec cannot decode the declared type.
     """
 
     def __init__(self, declared: Any, *, allow_pickle: bool = False) -> None:
@@ -94,7 +96,7 @@ class StateDecoder:
         )
 
     def decode(self, skeleton: Buffer) -> Any:
-        """Return the state of a skeleton without parts.
+        """Return the state that a skeleton without parts encodes.
 
         Raises:
             EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: the skeleton does not decode as declared.
@@ -105,7 +107,7 @@ class StateDecoder:
             return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
 
     def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> RestoredState:
-        """Decode like `decode_state`, for the declared type."""
+        """Return a state with parts, as `decode_state` does, for the declared type."""
         try:
             _check_contents(parts, contents)
             if not parts:
@@ -131,14 +133,14 @@ def decode_state(
 
     Args:
         declared: type of the state.
-        skeleton: `Image.skeleton`, or a state that an earlier release wrote.
+        skeleton: the skeleton of an image, or a state that an earlier release wrote.
         parts: the checkpoint's parts, in order.
         contents: for each part its checked bytes, in one buffer. The array or tensor keeps a writable buffer; a
             read-only one is copied.
         allow_pickle: whether the class of the agent allows pickles.
 
     Raises:
-        EncodingError: they do not decode as `declared`, or a part does not fit its head.
+        EncodingError: skeleton and parts do not decode as `declared`, or a part does not fit its head.
         DamagedDataError: the records of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
@@ -173,11 +175,11 @@ class _PicklePlaceholder:
 
 
 class _Session:
-    """The decoding of one record.
+    """State of the decoding of one record.
 
     Attributes:
-        histories: part → history, of those already made.
-        tokens: token → chunk, of the parts that track changes.
+        histories: part → history, for the histories already made.
+        tokens: token → chunk, for the parts that track changes.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class _Session:
         return decode_own_value(code, data)
 
     def _take(self, data: memoryview) -> int:
-        """Return the index of a part. A part must not be used twice: two objects would share one buffer."""
+        """Return the index of a part. A part must not be used twice, because two objects would share one buffer."""
         index = msgspec.msgpack.decode(data, type=int)
         if not 0 <= index < len(self._parts):
             raise EncodingError(f"the state names its part {index}, the checkpoint has {len(self._parts)}")
@@ -298,12 +300,12 @@ def _is_declared_as(declared: Any, name: str) -> bool:
 
 
 def _unpickled(data: Buffer) -> Any:
-    """Load a pickle. This runs code from `data`, so it is only called if declaration and agent class allow it."""
+    """Load a pickle. Loading runs code from `data`, so this is only called if the declaration and the agent class allow it."""
     import pickle
 
     try:
         return pickle.loads(data)
-    except Exception as error:  # anything that the classes in it raise
+    except Exception as error:  # the classes in the pickle may raise anything
         raise EncodingError(
             f"a pickled value cannot be loaded ({type(error).__name__}: {error}): run the code that wrote it"
         ) from error
@@ -320,7 +322,7 @@ def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> N
 
 
 def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
-    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet: their digests are compared."""
+    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet; later their digests are compared."""
     table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
     for index, part in enumerate(parts):
         chunks = part.chunks()
@@ -331,7 +333,7 @@ def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
 
 
 def buffer_for(part: StatePart) -> memoryview:
-    """Return memory for reading a part: writable, zero-filled, of its length. Check `part.contradiction()` before.
+    """Return memory for reading a part: writable, zero-filled, and as long as the part. Check `part.contradiction()` before the call.
 
     A write-tracked array gets memory that can be tracked again; others get memory with few page faults.
 
@@ -348,19 +350,19 @@ def buffer_for(part: StatePart) -> memoryview:
 
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Largest read: large enough that call overhead is negligible, small enough that two threads share the work evenly."""
+"""Largest read in bytes: large enough that call overhead is negligible, small enough that two threads share the work evenly."""
 
 RUN_CHUNKS_MAX = 500
-"""Chunks per read: each takes two buffers, and the kernel takes 1,024 in one call."""
+"""Largest number of chunks per read. Each takes two buffers, and the kernel accepts 1,024 buffers in one call."""
 
 PARALLEL_BYTES_MIN = 64 * 2**20
-"""Below this size, starting threads costs more than it saves."""
+"""Size in bytes below which starting threads costs more than it saves."""
 
 THREADS = 2
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
-    """Place of a chunk, and the keyring that decrypts it."""
+    """Place of a chunk, and the keyring that decrypts the chunk."""
 
     path: str
     entry: BlobEntry
@@ -373,7 +375,7 @@ class _Task(msgspec.Struct, gc=False):
 
 
 class PartReader:
-    """Reads the parts of checkpoints of one epoch, or of one checkpoint pack. May be used by several threads."""
+    """Reader for the parts of checkpoints of one epoch, or of one checkpoint pack. Several threads may use it."""
 
     def __init__(
         self,
@@ -384,7 +386,7 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` is called once if a chunk cannot be read: compaction may have moved it (`compaction.py`)."""
+        """Create the reader. `others` is called once if a chunk cannot be read, because compaction may have moved it (`compaction.py`)."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch
@@ -395,7 +397,7 @@ class PartReader:
         """Return the bytes of each part, in its own writable memory.
 
         Raises:
-            DamagedDataError: a chunk is missing, or its bytes differ from those written; names file, epoch and agent.
+            DamagedDataError: a chunk is missing, or its bytes differ from those written; the message names file, epoch and agent.
         """
         try:
             return self._read_here(agent, parts)
@@ -465,7 +467,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run that is compressed or encrypted, and therefore needs a copy."""
+        """Read a run of compressed or encrypted chunks, which must be copied."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))
@@ -484,7 +486,7 @@ def reader_of_manifest(
     path: str,
     others: Callable[[], Iterable[PartReader]] = tuple,
 ) -> PartReader:
-    """Return a reader for the parts of the checkpoints in `manifest`, the file at `path`."""
+    """Return a reader for the parts of the checkpoints in `manifest`, which is the file at `path`."""
     keyrings = [keyring_of(guard, store_id=store_id, path=pack.path, key_id=pack.key_id) for pack in manifest.packs]
     sources = {
         chunk.digest: ChunkSource(manifest.packs[chunk.pack].path, chunk.entry(), keyrings[chunk.pack])
@@ -501,7 +503,7 @@ def reader_of_pack(disk: Disk, index: PackIndex, path: str, *, store_id: str, gu
 
 
 def _runs(tasks: Iterable[_Task]) -> Iterable[list[_Task]]:
-    """Yield tasks in lists that one read can serve."""
+    """Yield lists of tasks; one read serves each list."""
     run: list[_Task] = []
     for task in sorted(tasks, key=lambda each: (each.source.path, each.source.entry.offset)):
         entry = task.source.entry

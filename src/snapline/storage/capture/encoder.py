@@ -1,8 +1,8 @@
-"""Takes the image of a state between two turns: the only pause that an agent feels.
+"""Captures the image of a state between two turns, which is the only pause that an agent notices.
 
 The problem: a state may hold gigabytes, and the agent must not continue before it has been read. So only values that may change
-afterwards are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread does all slower work (hashing, compressing, writing)
-on the copy.
+afterwards are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread does all slower work (hashing, compressing,
+writing) on the copy.
 
 Destinations:
 
@@ -16,11 +16,11 @@ each, whose size is the same at the next capture, so the same buffer fits again.
 
 Invariants:
 
-1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the cut is of one moment).
-2. If `encode` raises, all buffers that it took have been returned.
+1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the cut is consistent at one moment).
+2. If `encode` raises an error, all buffers that it took have been returned.
 3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
 
-The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` once nothing reads the parts.
+The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` when nothing reads the parts any more.
 """
 
 import sys
@@ -65,40 +65,40 @@ from snapline.storage.capture.values import (
 )
 
 ARRAY_PART_BYTES_MIN = 16 * 1024
-"""Smallest array in a part of its own; smaller ones are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at least as much in
-a pack."""
+"""Smallest array in bytes with its own part; smaller arrays are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at
+least as many in a pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
-"""Smallest pickle in a part of its own: one chunk, since a smaller pickle could only be reused whole."""
+"""Smallest pickle in bytes with its own part. A pickle is one chunk, since it can only be reused whole."""
 
 CHUNK_BYTES = 64 * 1024
 LARGE_CHUNK_BYTES = 256 * 1024
 LARGE_ARRAY_BYTES = 1 << 30
-"""Size from which arrays have larger chunks: a gibibyte then has 4,096. Smaller chunks would cost more in digests than they save."""
+"""Size in bytes from which arrays have larger chunks: 1 GiB then has 4,096. Smaller chunks would cost more in digests than they save."""
 
 SLAB_BYTES_MIN = 64 * 1024
 SLAB_BYTES_MAX = 4 * 1024 * 1024
-"""Slab sizes double from the smaller to the larger: an agent with one small array holds little, one with many takes few slabs."""
+"""Largest slab in bytes. Slab sizes double: an agent with one small array holds little memory, and one with many arrays takes few slabs."""
 
 OWN_BUFFER_BYTES_MIN = 1024 * 1024
-"""Size from which an array has a buffer of its own."""
+"""Size in bytes from which an array has a buffer of its own."""
 
 PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
-"""Size from which two threads copy: this takes over a millisecond, and starting a thread a twentieth of that."""
+"""Size in bytes from which two threads copy. Such a copy takes over a millisecond, and starting a thread a twentieth of that."""
 
 _ALIGNMENT_BYTES = 64
-"""Alignment of arrays in a slab: a cache line, and enough for every dtype."""
+"""Alignment of arrays in a slab in bytes: a cache line, and enough for every dtype."""
 
 _TRACKED_MODULE = "snapline.storage.capture.tracked_arrays"
 
 
 class StateEncoder:
-    """Encodes the states of one agent.
+    """Encoder for the states of one agent.
 
     Args:
         pool: source of the buffers for copies; shared by the agents of a host.
         allow_pickle: whether `Pickled` values may be saved.
-        declared: type of the states. Values that would not be restored as declared are refused; with None, nothing is.
+        declared: type of the states. Values that would not be restored as declared are refused; with None, no value is refused.
     """
 
     def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:
@@ -110,10 +110,10 @@ class StateEncoder:
         self._held_images = 0
 
     def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
-        """Return the image of `state`, without the chunks that `base` contains; with None, all are included.
+        """Return the image of `state`, without the chunks that `base` contains. With `base` None, all chunks are included.
 
         Raises:
-            EncodingError: a value cannot be saved; names its path.
+            EncodingError: a value cannot be saved; the message names its path.
             ArenaBusyError: earlier images have not been written yet; try again later.
             StoreError: the machine is out of memory.
         """
@@ -131,10 +131,10 @@ class StateEncoder:
         return StateImage(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
 
     def encode_inline(self, state: object) -> bytes:
-        """Return `state` as one record without parts: for short-lived images, and for messages.
+        """Return `state` as one record without parts, for short-lived images and for messages.
 
         Raises:
-            EncodingError: a value cannot be saved; names its path.
+            EncodingError: a value cannot be saved; the message names its path.
         """
         self._check(state)
         return self._encoded_inline(state)
@@ -146,17 +146,17 @@ class StateEncoder:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
 
     def _check(self, state: object) -> None:
-        """Refuse values that would be restored as something else; unencodable values are reported first."""
+        """Refuse values that would be restored as something else. Values that cannot be encoded are reported first."""
         if self._declared is not None and not survives_round_trip(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
 
     def buffer_sizes(self, state: object) -> list[int]:
-        """Return the buffer sizes that a full `encode` of `state` takes from the pool. Call `pool.reserve` for each in a worker thread,
-        so that the first capture need not wait for page faults. Copies nothing.
+        """Return the buffer sizes that a full `encode` of `state` takes from the pool. Nothing is copied. Call `pool.reserve` for each
+        size in a worker thread, so that the first capture need not wait for page faults.
 
         Raises:
-            EncodingError: a value cannot be saved; names its path.
+            EncodingError: a value cannot be saved; the message names its path.
         """
         sizes: list[int] = []
         plan = _Plan(sizes)
@@ -195,7 +195,7 @@ class StateEncoder:
 
 
 class _Plan:
-    """Place of each copy in the slabs. The result is deterministic, so a state takes the same buffers each time."""
+    """Assignment of each copy to a place in the slabs. The result is deterministic, so a state takes the same buffers each time."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # sizes of the buffers, in the order in which they are taken
@@ -223,7 +223,7 @@ class _Plan:
 
 
 class _Capture:
-    """An image under construction; `encode_value` is msgspec's `enc_hook`."""
+    """An image under construction. msgspec calls `encode_value` as its `enc_hook`."""
 
     def __init__(
         self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, check_can_copy: Callable[[], None]
@@ -240,13 +240,13 @@ class _Capture:
         self._views: list[memoryview] = []
 
     def release(self) -> None:
-        """Return all buffers."""
+        """Return all buffers to the pool."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer that is released with the image; same interface as `ArenaPool.take`, for write trackers.
+        """Return a buffer that is released with the image. The interface is that of `ArenaPool.take`, for write trackers.
 
         Raises:
             ArenaBusyError, StoreError: no buffer is available.
@@ -272,7 +272,7 @@ class _Capture:
         return encode_value(value)
 
     def _add(self, value: object, part: CapturedPart) -> object:
-        """Add a part. An object may occur once: it would be restored as two, and a cycle would copy an array at each level."""
+        """Add a part. An object may occur only once: it would be restored as two, and a cycle would copy an array at each level."""
         if id(value) in self._seen and type(value) is not Blob:
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
@@ -317,7 +317,7 @@ class _Capture:
 
 
 def _copy(target: Any, array: Any) -> None:
-    """Copy an array; a large one in two parallel halves, since one core cannot use the full memory bandwidth."""
+    """Copy an array. A large array is copied in two parallel halves, since one core cannot use the full memory bandwidth."""
     import numpy
 
     if array.nbytes < PARALLEL_COPY_BYTES_MIN or len(array) < 2:
@@ -336,7 +336,7 @@ def chunk_bytes_for(size_bytes: int) -> int:
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """Return the chunks of a fresh copy, where changes are unknown."""
+    """Return the chunks of a fresh copy whose changes are unknown."""
     size = len(view)
     full_bytes = size - size % chunk_bytes
     chunks = [
@@ -348,7 +348,7 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 
 
 def _large_size_of(value: object) -> int | None:
-    """Return the bytes that an array or tensor takes from the pool; None if it takes none."""
+    """Return the number of bytes that an array or tensor takes from the pool; None for other values."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)

@@ -1,28 +1,29 @@
 """Capture by fork: a child process encodes the state at one moment, while the agent continues.
 
-Problem: a state of many small objects takes long to encode, and its changes cannot be tracked.
+The problem: a state of many small objects takes long to encode, and its changes cannot be tracked.
 
-Model: `fork()` between two turns gives a child with a copy of the state, made page by page when either side writes. Only the
-thread that called `fork` exists in the child; locks held by others stay locked forever. So the child runs `encode()` and
-system calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. It writes the bytes to anonymous memory (a memfd),
-finally a head with their length and BLAKE3, and leaves by `os._exit`. A result counts only if the head exists, the
-digest is right, and the exit status is 0. Everything else is a failed capture, and the caller encodes in its own process.
+The model: `fork()` between two turns creates a child process with a copy of the state, made page by page when either side writes. Only the
+thread that called `fork` exists in the child. Locks that other threads hold stay locked forever. So the child runs `encode()` and system
+calls,
+and nothing else: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a head with
+their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status is
+0. Otherwise the capture has failed, and the caller encodes in its own process.
 
-Rules, from wire.md section 12, and their implementation:
+The rules are those of wire.md section 12. The module implements them as follows:
 
 1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `fork_unsafe_reason`
    refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
 2. The child closes all descriptors but its own at once. Otherwise a killed host looks alive to its peers until the child ends.
 3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a long-lived thread).
 4. The child blocks all signals but SIGKILL: it must not run the parent's handlers.
-5. The parent waits with a deadline, kills, and reaps this child and no other. So no zombie remains; an image
-   that is dropped without `result` kills its child.
+5. The parent waits with a deadline, kills the child, and reaps only this child. So no zombie remains. An image that is dropped without
+   `result` kills its child.
 6. At most `FORKS_MAX` children exist at once: each may cost as much memory as the parent writes meanwhile.
 
-Opt-in, per agent, and never in a coordinator. Linux only. The garbage collector is off in the child: it would
-write to the header of every object, and so copy every page.
+Forking is opt-in for each agent, never used in a coordinator, and works on Linux only. The garbage collector is off in the child, because
+it would write to the header of every object, and so copy every page.
 
-Carries G11 for the transfer from child to parent: a changed byte fails the digest.
+This module carries G11 for the transfer from child to parent: a changed byte fails the digest.
 """
 
 import ctypes
@@ -45,23 +46,25 @@ from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.capture.image import Buffer
 
 FORKS_MAX = 2
-"""Number of children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
+"""Largest number of children at once: one that writes and one that starts. More would multiply the memory, and two cores are already
+busy."""
 
 REAP_TIMEOUT_S = 10.0
-"""Longest wait in seconds for a killed child to end: freeing many gibibytes takes a second or so. After that, the next
-capture reaps it."""
+"""Longest wait in seconds for a killed child to end: freeing many gibibytes takes about a second. If the child ends later, the next capture
+reaps it."""
 
 TIMEOUT_S_MAX = 24 * 3600
-"""Largest timeout in seconds: longer waits are pointless, and `poll` counts milliseconds in 32 bits."""
+"""Largest time-out in seconds. Longer waits are pointless, and `poll` counts milliseconds in 32 bits."""
 
 MESSAGE_BYTES_MAX = 64 * 1024
-"""Largest error text that the child sends, even if a value's repr is longer."""
+"""Largest error text that the child sends in bytes. A longer text, such as a value's repr, is truncated."""
 
 _WRITE_BYTES_MAX = 1 << 30
-"""Bytes per system call: Linux takes at most 2 GiB - 4 KiB at once."""
+"""Bytes per system call: Linux accepts at most 2 GiB - 4 KiB at once."""
 
 _HEAD = struct.Struct("=8sB32sQ")
-"""Magic, outcome, BLAKE3 of the outcome and the bytes, their length. Placed before the bytes, and written after them."""
+"""Head of the result: magic, outcome, BLAKE3 of the outcome and the bytes, length. It is stored before the bytes, and written after
+them."""
 _MAGIC = b"snapfork"
 _ENCODED, _REFUSED = 1, 2
 
@@ -71,7 +74,7 @@ _STEP = f"set {_FORK_VARIABLE}=0 in the environment before the process starts"
 
 
 class ForkBusyError(StoreError):
-    """`FORKS_MAX` captures are still being written by their children."""
+    """`FORKS_MAX` captures are still running in child processes."""
 
 
 class ForkFailedError(StoreError):
@@ -83,9 +86,9 @@ class _Child(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: process id, valid until the child is reaped.
-        handle: pidfd: identifies this child, even if somebody else reaped it and the pid was reused.
+        handle: pidfd that identifies this child, even if somebody else reaped it and the pid was reused.
         content: memfd to which the child writes.
-        parent: pid of the process that forked it.
+        parent: pid of the process that forked the child.
     """
 
     pid: int
@@ -95,13 +98,13 @@ class _Child(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """State of this process.
+    """State of this process for forked captures.
 
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.
         living: pids of children whose results are still awaited.
         dying: pids of killed children that did not end in time.
-        lock: on `running_pids` and `dying`; `result` runs in worker threads.
+        lock: protects `running_pids` and `dying`, since `result` runs in worker threads.
     """
 
     def __init__(self) -> None:
@@ -115,14 +118,14 @@ _state = _State()
 
 
 def prepare() -> None:
-    """Make forks safe in this process. Call it before gRPC is imported. May be called twice."""
+    """Make forks safe in this process. Call this before gRPC is imported. A second call has no effect."""
     if "grpc" not in sys.modules or _state.is_prepared:
         os.environ[_FORK_VARIABLE] = "0"
         _state.is_prepared = True
 
 
 def fork_unsafe_reason() -> str:
-    """Return why this process must not fork; empty if it may."""
+    """Return the reason why this process must not fork; empty if it may."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "a capture by fork needs Linux 5.3; take the usual capture"
     if "grpc" not in sys.modules:
@@ -136,7 +139,7 @@ def fork_unsafe_reason() -> str:
 
 
 def _was_set_at_start() -> bool:
-    """Return whether the variable was set when the process began: a later change of `os.environ` may have come too late."""
+    """Return whether the variable was set when the process began. A later change of `os.environ` may have come too late."""
     try:
         with open("/proc/self/environ", "rb") as file:
             return f"{_FORK_VARIABLE}=0".encode() in file.read().split(b"\0")
@@ -145,14 +148,14 @@ def _was_set_at_start() -> bool:
 
 
 def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedImage":
-    """Fork a child that encodes, and return at once with a handle for its result.
+    """Fork a child process that encodes the state, and return at once with a handle for the result.
 
-    Call it between turns on the thread that runs the agent's turns; that thread must outlive the child. Costs the copy of the
-    page tables, and later one page fault for each page that the parent writes while the child lives.
+    Call this between turns on the thread that runs the agent's turns; that thread must outlive the child. A fork costs the copy of the page
+    tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-        encode: returns the bytes of the state, contiguous. Runs in the child, without the other threads: it must not take a lock that
-            another thread could hold.
+            encode: returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it must not
+                take a lock that another thread could hold.
         timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:
@@ -184,10 +187,10 @@ class ForkedImage:
         self._end = weakref.finalize(self, _end, child)
 
     def result(self) -> bytes:
-        """Wait for the child and return the encoded bytes. Blocks: call it once, in a worker thread.
+        """Wait for the child and return the encoded bytes. The call blocks; make it once, in a worker thread.
 
         Raises:
-            EncodingError: `encode` raised; with the child's message.
+            EncodingError: `encode` raised an error in the child; the text is the child's message.
             ForkFailedError: the child was killed, crashed, was cancelled, or timed out.
             UsageError: `result` was already called, or `close` was.
         """
@@ -203,18 +206,18 @@ class ForkedImage:
             self.close()
 
     def cancel(self) -> None:
-        """Kill the child, so that `result` fails soon. May be called from any thread, at any time."""
+        """Kill the child, so that `result` fails soon. Any thread may call this at any time."""
         with _state.lock:
             if self._child.pid in _state.running_pids and self._child.parent == os.getpid():
                 _kill(self._child)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and drop the result. May be called twice, but not while `result` runs."""
+        """Kill the child if it still runs, and drop the result. A second call has no effect. Do not call this while `result` runs."""
         self._end()
 
 
 def _start(encode: Callable[[], Buffer]) -> _Child:
-    """Create the child.
+    """Create the child process.
 
     Raises:
         OSError: no descriptor or process is available; everything was cleaned up.
@@ -235,7 +238,7 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
 
 
 def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
-    """Return the child's pid, in the parent. Never returns in the child."""
+    """Fork. Return the child's pid in the parent; never return in the child."""
     parent = os.getpid()
     set_death_signal = ctypes.CDLL(None).prctl  # looked up before the fork: the child must not load libraries
     _ignore_warning()
@@ -272,7 +275,7 @@ def _run_child(
     try:
         gc.disable()
         set_death_signal(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # It died before the line above.
+        if os.getppid() != parent:  # The parent died before the line above.
             return
         os.closerange(0, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
@@ -298,7 +301,7 @@ def _read(descriptor: int, status: int) -> bytes:
     """Return the bytes that the child wrote.
 
     Raises:
-        EncodingError: its encoder raised.
+        EncodingError: the encoder raised an error in the child.
         ForkFailedError: the child ended early, or the bytes differ from those it encoded.
     """
     head = os.pread(descriptor, _HEAD.size, 0)
@@ -333,7 +336,7 @@ def _describe_exit_status(status: int) -> str:
 
 
 def _reap_killed_children() -> None:
-    """Reap killed children that ended late.
+    """Reap killed children that ended after the time limit.
 
     Raises:
         ForkBusyError: too many children remain.
@@ -347,19 +350,19 @@ def _reap_killed_children() -> None:
 
 
 def _is_over(child: _Child, deadline: float) -> bool:
-    """Wait until the child has ended; return False if it has not by `deadline`."""
+    """Wait until the child has ended. Return False if it has not ended by `deadline`."""
     poll = select.poll()
     poll.register(child.handle, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def _reap(pid: int, flags: int = 0) -> int:
-    """Return the exit status of a child that has ended: negative for a signal. Afterwards the child no longer exists."""
+    """Reap a child that has ended; return its exit status, which is negative for a signal."""
     try:
         reaped, status = os.waitpid(pid, flags)
         result = os.waitstatus_to_exitcode(status)
     except ChildProcessError:
-        reaped, result = pid, 0  # Reaped elsewhere. The digest shows whether its result is complete.
+        reaped, result = pid, 0  # Other code has reaped the child. The digest shows whether its result is complete.
     with _state.lock:
         if reaped:
             _state.running_pids.discard(pid)
@@ -371,11 +374,11 @@ def _kill(child: _Child) -> None:
     try:
         signal.pidfd_send_signal(child.handle, signal.SIGKILL)
     except ProcessLookupError:
-        return  # It has ended, and somebody else reaped it.
+        return  # The child has ended, and other code has reaped it.
 
 
 def _end(child: _Child) -> None:
-    """Kill and reap the child if it still exists. Does nothing in another process than the parent."""
+    """Kill and reap the child if it still exists. In another process than the parent, do nothing."""
     if child.parent != os.getpid():
         return
     with _state.lock:

@@ -1,27 +1,29 @@
 """`History`: a list of frozen records whose capture cost depends on the changes, not on the length of the list.
 
-The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all of them takes 5 to 10
-ms of pause, and stores 11 MB again.
+The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all of them pauses the agent
+for 5 to 10 ms, and stores 11 MB again.
 
-The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes
-only the log, as a new *segment*. All segments in order give the list (`history_operations.py`); small ones are
-merged. So editing or dropping old records does not rewrite the rest.
+The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes only the log, as a new
+*segment*. Applying all segments in order gives the list (`history_operations.py`). Small segments are merged. So editing or dropping old
+records does not rewrite the rest of the list.
 
-Overwritten or deleted records stay in old segments as dead bytes. When more than half of all bytes are dead,
-the next capture rewrites the list. A rewrite costs at most twice the dead bytes: spread over the edits, each costs a
-constant factor more. The pause of such a capture is that of the whole list.
+Overwritten or deleted records stay in old segments as dead bytes. When more than half of all bytes are dead, the next capture rewrites the
+list. A rewrite costs at most twice the dead bytes, so each edit costs only a constant factor more. Such a capture pauses the agent for as
+long as encoding the whole list takes.
 
-The list is also rewritten if there is no log: in the first capture, after `clear` or `reverse`, or after so many edits that
-encoding them costs more than the list. The same holds if the base lacks a segment whose bytes are gone (a different base than before).
+The list is also rewritten if there is no log: in the first capture, after `clear` or `reverse`, or after many edits whose encoding would
+cost more than the list. The same holds if the base lacks a segment whose bytes are gone, because the base is not the one of the last
+capture.
 
-Invariants. (1) All segments, followed by the log, give the list. (2) A segment without bytes was in some base. (3) A failed
+Invariants. (1) All segments, followed by the log, give the list. (2) A segment without bytes was in an earlier base. (3) A failed
 capture changes nothing. Any number of epochs may abort: a segment keeps its bytes until it is in a base, and the log is
 only cleared when it has become a segment.
 
 A record is encoded once, so it must not change. All methods belong to the agent's event loop.
 
-**Segments** are immutable contents, each one chunk of the store. The problem: a capture that writes only the appended records leaves one small segment behind. After ten thousand captures a
-checkpoint would name ten thousand segments. Merging all of them each time would write everything each time.
+**Segments** are immutable contents, each one chunk of the store. The problem: a capture that writes only the appended records adds one
+small segment. After ten thousand captures a checkpoint would name ten thousand segments. Merging all segments each time would write all
+bytes each time.
 
 So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size
 of a segment. A segment of M/2 or more is *full* and never merged again. The others are *open* and fall into
@@ -31,13 +33,13 @@ tiers, each eight times the one below. Only the segments after the last full one
     the open ones together exceed M                                      the first of them become a full one
     a full one arrives                                                   the open ones before it become one
 
-Each byte is written once, and again for each tier that it climbs: twice more for captures of 11 KB, three times for small
-ones. Invariants: (1) the contents, joined, always give the same list. (2) Open segments together have at most M bytes, and there
+Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, three for small ones.
+Invariants: (1) the joined contents always give the same list. (2) Open segments together have at most M bytes, and there
 are at most `OPEN_SEGMENTS_MAX`. (3) Of two neighbours among the others, at least one is full. So there are at most
 4 total / M + 1 of them, and for segments appended in order about total / M.
 
-Bytes are kept in memory only where they may be needed: of open segments, for merging, and of full ones until a base contains
-them. A token identifies the segment in the table of the base; a merged segment gets a new one.
+Bytes are kept in memory only where they may be needed: those of open segments, for merging, and those of full ones until a base contains
+the segment. A token identifies the segment in the table of the base; a merged segment gets a new token.
 
 **Frozen records.** A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
 contents. So mutable records are refused when they are appended.
@@ -76,13 +78,14 @@ from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 SEGMENT_BYTES_MAX = 256 * 1024
-"""M for histories below 256 MiB: an 11 MB history has some 50 segments, and merging one takes 0.1 ms."""
+"""M, the target size in bytes, for histories below 256 MiB. An 11 MB history has about 50 segments, and merging one takes 0.1 ms."""
 
 SEGMENTS_MAX = 1024
-"""Number of segments beyond which M grows with the history: each capture walks the list of segments, at some 0.1 µs each."""
+"""Number of segments beyond which M grows with the history. Each capture walks the list of segments, at about 0.1 µs each."""
 
 MERGED_SEGMENTS = 8
-"""Number of segments of a tier that are merged. Fewer would write bytes more often; more would leave more segments in checkpoints (37 bytes each)."""
+"""Number of segments of a tier that are merged. Fewer would write bytes more often; more would leave more segments in checkpoints (37
+bytes each)."""
 
 _TIERS = 3
 """Number of open tiers: below M/128, below M/16, below M/2."""
@@ -94,8 +97,8 @@ class Segment(msgspec.Struct):
     """A segment of a history.
 
     Attributes:
-        token: identifies its content.
-        size_bytes: length of its content.
+        token: identifies the segment's content.
+        size_bytes: length of the content in bytes.
         data: content; None if a base contains the segment and it will not be merged again.
     """
 
@@ -115,7 +118,7 @@ def is_full(size_bytes: int, target_bytes: int) -> bool:
 
 
 def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
-    """Append a content as a segment, and merge. `target_bytes` is M."""
+    """Append a content as a segment, and merge segments. `target_bytes` is M."""
     first = first_open_index(segments, target_bytes)
     if is_full(len(content), target_bytes):
         _merge(segments, first, len(segments))
@@ -129,7 +132,7 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
 def first_open_index(segments: list[Segment], target_bytes: int) -> int:
     """Return the index of the first open segment; the length of the list if there is none.
 
-    A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
+    A segment without bytes is never open: the segment was full when its bytes were dropped, even if M has grown since.
     """
     index = len(segments)
     while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
@@ -138,7 +141,7 @@ def first_open_index(segments: list[Segment], target_bytes: int) -> int:
 
 
 def fill_open_segments(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
-    """Fill in the bytes of the last, open segments, so that they can be merged; `contents` is that of all segments, joined."""
+    """Fill in the bytes of the open segments, which are last, so that they can be merged. `contents` joins the contents of all segments."""
     end = len(contents)
     for segment in reversed(segments):
         start = end - segment.size_bytes
@@ -148,7 +151,7 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Make full segments of the first open ones while all of them exceed M; return the new index of the first open one."""
+    """Merge the first open segments into full ones while all open ones exceed M. Return the new index of the first open one."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
         while size + segments[end].size_bytes <= target_bytes:
@@ -173,7 +176,7 @@ def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None
 
 
 def _tier(size_bytes: int, target_bytes: int) -> int:
-    """Return the tier of a segment: 0 for the smallest; each tier is eight times the one below."""
+    """Return the tier of a segment: 0 for the smallest. Each tier holds segments eight times as large as the tier below."""
     return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
 
 
@@ -185,7 +188,7 @@ def _merge(segments: list[Segment], start: int, end: int) -> None:
 
 
 TRUSTED_TYPES_MAX = 256
-"""Number of types that a history remembers. A program has few; types created dynamically are only checked again."""
+"""Number of types that a history remembers. A program has few; records of types beyond the limit are checked each time."""
 
 _ATOMS = (
     *(str, bytes, int, float, bool, types.NoneType, decimal.Decimal, uuid.UUID),
@@ -195,10 +198,10 @@ _ATOM_TYPES = frozenset(_ATOMS)
 
 
 def check_record(record: Any, trusted: set[type]) -> None:
-    """Refuse a record that is mutable. Adds its type to `trusted` if no record of that type can change.
+    """Refuse a mutable record. If no record of this type can change, add the type to `trusted`.
 
     Raises:
-        EncodingError: names the type and its place in the record.
+        EncodingError: the record is mutable; the message names the type and its place in the record.
     """
     kind: Any = type(record)
     try:
@@ -253,7 +256,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
 def is_immutable_type(kind: type[Any]) -> bool:
-    """Return whether no value of exactly this type can change, judged by the declared types of its fields."""
+    """Return whether no value of exactly this type can change. The declared types of its fields decide."""
     if _is_atom(kind):
         return True
     if not is_frozen(kind):
@@ -270,7 +273,7 @@ def _has_immutable_fields(kind: type, outer: tuple[type, ...]) -> bool:
 
 
 def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
-    """Return whether no value of this type can change. `outer`: the containing types; recursion adds nothing."""
+    """Return whether no value of this type can change. `outer` lists the containing types, which recursion need not visit again."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True
@@ -288,11 +291,11 @@ def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
 T = TypeVar("T")
 
 LOG_RECORDS_MIN = 1024
-"""Smallest limit of the log; the limit is the length of the list if that is larger. Beyond it a rewrite costs less,
-and the log of an agent that is never captured again would grow without limit."""
+"""Smallest limit on the number of records in the log; the length of the list is the limit if larger. Beyond it a rewrite costs less, and
+the log of an agent that is never captured again would grow without limit."""
 
 MEASURED_RECORDS_MAX = 64
-"""Number of records that are encoded to measure the dead bytes of a deletion; for more records the result is an estimate."""
+"""Number of records that are encoded to measure the dead bytes of a deletion. For more records the result is an estimate."""
 
 
 class HistoryMark(msgspec.Struct, frozen=True):
@@ -370,7 +373,7 @@ class History(MutableSequence[T], Generic[T]):
         return f"History({self._records!r})"
 
     def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
-        """Copy or pickle without segments: a token must not identify two contents."""
+        """Copy or pickle the list without segments, because a token must not identify two contents."""
         return History, (self._records,)
 
     def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
@@ -386,17 +389,17 @@ class History(MutableSequence[T], Generic[T]):
         return self._records.count(record)
 
     def records_for_inline(self) -> list[T]:
-        """Return the records for an encoder; it must not change the list."""
+        """Return the records for an encoder, which must not change the list."""
         return self._records
 
     def records_to_check(self, checked_by: object) -> list[list[T]]:
-        """Return the records that no capture has encoded yet, or all if `checked_by` has not checked the earlier ones."""
+        """Return the records that no capture has encoded yet. If `checked_by` has not checked the earlier ones, return all records."""
         if self._log is None or self._checked_by is not checked_by:
             return [self._records]
         return [operation.records for operation in self._log]
 
     def note_checked(self, checked_by: object) -> None:
-        """Record that those records match their declared type and need no further check."""
+        """Record that the records match their declared type and need no further check by `checked_by`."""
         self._checked_by = checked_by
 
     # Changing: each method checks the records, changes the list, and logs the operation.
@@ -410,7 +413,7 @@ class History(MutableSequence[T], Generic[T]):
             self._note_appended([record])
 
     def extend(self, records: Iterable[T]) -> None:
-        """Add records at the end: all of them, or none if one is refused."""
+        """Add records at the end. If one record is refused, none is added."""
         added = self._checked(records)
         self._records += added
         if self._log is not None and added:
@@ -458,7 +461,7 @@ class History(MutableSequence[T], Generic[T]):
         self._schedule_rewrite()
 
     def reverse(self) -> None:
-        """Reverse the order; the next capture rewrites the list."""
+        """Reverse the order of the records. The next capture rewrites the list."""
         self._records.reverse()
         self._schedule_rewrite()
 
@@ -482,7 +485,7 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
-        """Log appended records. Successive ones share one operation, starting at the former end of the list."""
+        """Log appended records. Successive appends share one operation, which starts at the former end of the list."""
         assert self._log is not None
         self._logged += len(records)
         last = self._log[-1] if self._log else None
@@ -492,7 +495,7 @@ class History(MutableSequence[T], Generic[T]):
             self._log.append(HistoryOperation(APPEND, len(self._records) - len(records), 0, list(records)))
 
     def _change(self, start: int, stop: int, records: list[T]) -> None:
-        """Replace the records from `start` to `stop` with `records`, and log it."""
+        """Replace the records from `start` to `stop` with `records`, and log the change."""
         old = self._records[start:stop]
         self._records[start:stop] = records
         if self._log is None or (not old and not records):
@@ -509,7 +512,7 @@ class History(MutableSequence[T], Generic[T]):
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
-        """Log a change: as many records as possible are replaced; the rest is deleted or inserted."""
+        """Log a change as replacements of as many records as possible. The remaining records are logged as deleted or inserted."""
         assert self._log is not None
         replaced = min(deleted, len(records))
         if replaced:
@@ -526,10 +529,10 @@ class History(MutableSequence[T], Generic[T]):
     # Capture and restore.
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the history as a part: segments of the base without bytes, all others with theirs.
+        """Return the history as a part: segments that the base holds without their bytes, all others with their bytes.
 
-        The returned bytes never change. Call it between two turns, any number of times, whether or not
-        an epoch completes. A segment is returned with its bytes until a base contains it.
+        The returned bytes never change. Call this between two turns, any number of times, whether or not an epoch completes. A segment is
+        returned with its bytes until a base contains it.
 
         Raises:
             EncodingError: a record cannot be encoded; the history is unchanged.
@@ -544,7 +547,8 @@ class History(MutableSequence[T], Generic[T]):
         return self._part(known, target)
 
     def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
-        """Encode the log as segments. Return False if a record cannot be encoded; a later edit may have replaced it, so encode the list."""
+        """Encode the log as segments. Return False if a record cannot be encoded. A later edit may have replaced it, so then encode the
+        list."""
         try:
             contents = encode_operations(log, target)
         except EncodingError:
@@ -559,7 +563,7 @@ class History(MutableSequence[T], Generic[T]):
         self._dead_bytes = 0
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
-        """Return the part. Drops the bytes of full segments that a base contains."""
+        """Return the part, and drop the bytes of full segments that a base contains."""
         chunks, first_open = [], first_open_index(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
@@ -574,9 +578,9 @@ class History(MutableSequence[T], Generic[T]):
         """Return the history whose segments were read into `buffer`, concatenated and checked.
 
         Args:
-            record_type: declared type of the records; with Any they become plain values.
+            record_type: declared type of the records; with Any the records become plain values.
             part: the part from the checkpoint.
-            buffer: not needed afterwards.
+            buffer: bytes of the segments; not needed after the call.
 
         Raises:
             DamagedDataError: the segments are not operations on a list, or do not give the number of records in the head.
@@ -604,7 +608,7 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def of_decoded(cls, records: list[T]) -> "History[T]":
-        """Return a history that takes over a decoder's list of records, without checks."""
+        """Return a history that uses a decoder's list of records itself, without checks."""
         history: History[T] = cls()
         history._records = records
         return history
@@ -616,7 +620,7 @@ class History(MutableSequence[T], Generic[T]):
     # Undo.
 
     def mark(self) -> HistoryMark:
-        """Return a mark for `rollback`; copies the list of records (20 µs for 10 000), not the records."""
+        """Return a mark for `rollback`. The list of records is copied (20 µs for 10 000 records), the records are not."""
         log = (
             None
             if self._log is None
@@ -625,13 +629,14 @@ class History(MutableSequence[T], Generic[T]):
         return HistoryMark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
 
     def rollback(self, mark: HistoryMark) -> None:
-        """Restore the history as of `mark`; call once for each mark. Segments of captures since then are dropped."""
+        """Restore the history to its contents at `mark`. Call this once for each mark. Segments of later captures are dropped."""
         self._records, self._log, self._logged = mark.records, mark.log, mark.logged
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
 
 
 def _estimate_bytes(records: list[Any]) -> int:
-    """Return the approximate encoded size of these records; exact for few. Unencodable ones were never stored and count 0."""
+    """Return the approximate encoded size of these records, which is exact for few. Records that cannot be encoded were never stored and
+    count 0."""
     step = max(1, len(records) // MEASURED_RECORDS_MAX)
     sample = records[::step][:MEASURED_RECORDS_MAX]
     try:

@@ -1,4 +1,4 @@
-"""Binary encoding of list operations: the contents of a history's segments.
+"""Binary encoding of list operations, which form the contents of a history's segments.
 
     operation   code (u8) | length of the body (u32) | body
     1 append    records
@@ -9,8 +9,8 @@
 Integers are little-endian; *records* is one MessagePack array. Applying all operations in order to an empty list gives
 the history. So contents may be concatenated, which merges segments.
 
-Several records share one array, which is faster than one operation each: 10 000 messages of 1.1 KB encode in the time
-of their bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
+Several records share one array, which is faster than one operation for each: 10 000 messages of 1.1 KB take no longer than copying their
+bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
 """
 
 import functools
@@ -35,25 +35,25 @@ _INDEX = struct.Struct("<Q")
 _SPAN = struct.Struct("<QQ")
 
 EDIT_BYTES = _HEAD.size + _SPAN.size
-"""Size of a deletion; other operations take no more in addition to their records."""
+"""Size of an encoded deletion in bytes. Other operations take no more in addition to their records."""
 
 BODY_BYTES_MAX = 2**32 - 1 - _INDEX.size
-"""Largest length that fits the head. A record of 4 GiB does not belong in a history: use an array or a Blob."""
+"""Largest length of a body that fits the head. A record of 4 GiB does not belong in a history: use an array or a Blob."""
 
 _BATCH_RECORDS = 64
-"""Records in a first batch, to measure their size. Later batches are as large as a segment should be."""
+"""Number of records in the first batch, which measures their size. Later batches are as large as a segment should be."""
 
 _DECODERS_MAX = 64
 """Number of record types whose decoder is cached: a program has few."""
 
 
 class HistoryOperation(msgspec.Struct):
-    """One operation that has not been encoded yet.
+    """An operation that has not been encoded yet.
 
     Attributes:
-        code: `APPEND`, ….
+            code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
         index: the first affected index.
-        count: number of records to delete; otherwise 0.
+        count: number of records to delete; 0 for other operations.
         records: records to append, insert, or put in place of others.
     """
 
@@ -81,7 +81,7 @@ def _decode_scalar(declared: type, value: object) -> object:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_scalar, order="deterministic")
-"""Deterministic: the elements of a frozenset are sorted, so the same records give the same bytes in every process."""
+"""Encoder of records. Elements of a frozenset are sorted, so the same records give the same bytes in every process."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 """Errors of msgspec for values that it cannot encode."""
@@ -91,7 +91,7 @@ def encode_records(records: list[Any]) -> bytes:
     """Return the records as one MessagePack array.
 
     Raises:
-        EncodingError: names the first record that cannot be encoded.
+        EncodingError: a record cannot be encoded; the message names the first such record.
     """
     try:
         body = _encoder.encode(records)
@@ -117,7 +117,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
     """Return the operations as contents of segments, in order.
 
     Args:
-        operations: operations to encode; not changed.
+        operations: operations to encode; they are not changed.
         content_bytes: largest length of a content, unless a single record is longer.
     """
     contents: list[bytes] = []
@@ -145,7 +145,7 @@ def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
 
 
 def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index of the first record, encoded array). The previous batch predicts the size, so few are encoded twice."""
+    """Yield pairs: index of the first record, encoded array. The previous batch predicts the size, so few records are encoded twice."""
     start, count = 0, _BATCH_RECORDS
     while start < len(records):
         batch = records[start : start + count]
@@ -160,7 +160,7 @@ def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]
 
 
 class Replay:
-    """Replays operations.
+    """Replay of operations on a list.
 
     Attributes:
         records: the current list.
@@ -217,7 +217,7 @@ class Replay:
         return index, index + deleted
 
     def _put(self, start: int, stop: int | None, body: memoryview) -> None:
-        """Replace the records from `start` to `stop` (None: as many as in `body`) with those of `body`."""
+        """Replace the records from `start` to `stop` with the records in `body`. None for `stop` means as many as `body` holds."""
         records = self._decode(body)
         end = start + len(records) if stop is None else stop
         if end > len(self.records):

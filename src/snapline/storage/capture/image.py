@@ -1,4 +1,4 @@
-"""Result of a capture, for the writer: a skeleton and parts; and the memory that the parts are copied into.
+"""The result of a capture, which the writer stores: a skeleton and parts. Also the arena: memory into which parts are copied.
 
 A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part holds a large or rarely changed value:
 the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's index in the list.
@@ -11,16 +11,17 @@ whether a chunk has changed (in an array that was copied whole), its token is 0 
     worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
     when the epoch is complete  its table is the next base
 
-An image is used once, by one worker, and then released: its buffers go back to the arena.
+An image is used once, by one worker, and then released: its buffers return to the arena.
 
 **Tokens.** All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
 two contents could have one token, and a checkpoint would silently hold the wrong bytes.
 
 A token is meaningless outside the process that drew it, and is never stored.
 
-**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: a copy into fresh memory runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and
-prefaulted once, and kept after an image has been written. Buffers that the writer still reads cannot be reused, so a second
-capture takes other buffers: two sets alternate.
+**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: a copy into fresh memory
+runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and prefaulted once, and kept after an image has
+been written.
+Buffers that the writer still reads cannot be reused, so a second capture takes other buffers: two sets alternate.
 
 Sizes are rounded up to classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
 an eighth of a buffer is unused. If no buffer fits better, one of up to twice the wanted class is used.
@@ -29,11 +30,11 @@ Invariants:
 
 1. A buffer belongs to the pool or to one caller. It is returned once; a second `release` does nothing.
 2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
-3. They are at most twice the recent peak of taken ones: one set is written while the next is
-   filled, and nothing else is kept. The peak decays by a thirty-second of each buffer taken. So a buffer is only freed
-   after some sixteen times its size was copied without it, and faulting it in again costs little next to those copies.
+3. All buffers together have at most twice the recent peak of bytes in use: one set is written while the next is filled, and nothing else is
+   kept. The peak decays by a thirty-second of each buffer taken. So a buffer is only freed after some sixteen times its size was copied
+   without it. Faulting the buffer in again costs little compared to those copies.
 
-The caller's duties: do not write to a buffer after its image has left the event loop; release it when nothing reads it.
+The caller's duties: do not write to a buffer after its image has left the event loop; release the buffer when nothing reads it any more.
 `take`, `release` and `reserve` may be called from any thread.
 """
 
@@ -52,15 +53,16 @@ from snapline.errors import StoreError
 from snapline.storage.packs.checkpoint import ChunkReference
 
 PART_ARRAY = 1
-"""Head: MessagePack of `[dtype, shape]`. Chunks are of one fixed size."""
+"""Kind of a part that is an array. Head: MessagePack of `[dtype, shape]`. Chunks have one fixed size."""
 PART_HISTORY = 2
-"""Head: MessagePack of `[count]`, the records alive. Chunks are segments: see `history.py`."""
+"""Kind of a part that is a history. Head: MessagePack of `[count]`, the number of live records. Chunks are segments: see `history.py`."""
 PART_BLOB = 3
-"""Kind of a part. Head: empty. Opaque bytes; the content decides where chunks end."""
+"""Kind of a part that is a blob. Head: empty. The bytes are opaque; the content decides where chunks end."""
 PART_TENSOR = 4
-"""Kind of a part: like an array. Head: MessagePack of `[torch dtype, shape]`."""
+"""Kind of a part that is a tensor, otherwise like an array. Head: MessagePack of `[torch dtype, shape]`."""
 PART_JOURNAL = 5
-"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs: see `chunking.py`."""
+"""Kind of the part that is a turn's journal, not state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs:
+`chunking.py`."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,7 +72,7 @@ class SourceChunk(msgspec.Struct, gc=False):
 
     Attributes:
         token: identifies the content; 0 if it may have changed.
-        data: its bytes; None if unchanged since the base, whose table contains `token`.
+        data: bytes of the chunk; None if unchanged since the base, whose table contains `token`.
         size_bytes: length of the content.
     """
 
@@ -80,7 +82,7 @@ class SourceChunk(msgspec.Struct, gc=False):
 
 
 class CapturedPart(msgspec.Struct):
-    """One part of an image. `chunk_bytes`: the fixed size of all chunks but the last; 0 if sizes vary."""
+    """One part of an image. `chunk_bytes` is the fixed size of all chunks but the last; 0 if sizes vary."""
 
     kind: int
     head: bytes
@@ -90,7 +92,7 @@ class CapturedPart(msgspec.Struct):
 
 
 class Authors(msgspec.Struct):
-    """Handlers that may have changed a state since its previous image.
+    """Handlers that may have changed a state since the state's previous image.
 
     Attributes:
         handlers: names of the handlers, in the order of their first turn.
@@ -102,7 +104,7 @@ class Authors(msgspec.Struct):
 
 
 class StateImage(msgspec.Struct):
-    """One agent's state between two turns.
+    """Image of one agent's state between two turns.
 
     Attributes:
         skeleton: MessagePack; extension `PART_EXTENSION` refers to a part.
@@ -124,7 +126,7 @@ class StateImage(msgspec.Struct):
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
-        """Wait for the skeleton, if another process encodes it. For a worker thread.
+        """Wait for the skeleton, if another process encodes it. Call this in a worker thread.
 
         Raises:
             EncodingError: the state cannot be saved.
@@ -141,13 +143,13 @@ class StateImage(msgspec.Struct):
 
 
 class ChunkTable(msgspec.Struct):
-    """Chunks of one agent's checkpoint of one epoch; the next checkpoint may refer to them.
+    """Chunks of one agent's checkpoint of one epoch. The agent's next checkpoint may refer to them.
 
     Attributes:
         by_token: token → chunk.
         by_place: (part, chunk) → (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
             seed; empty after a restore, where only the digest is known.
-        digests: digest → chunk, of all chunks.
+        digests: digest → chunk, for all chunks.
     """
 
     by_token: dict[int, ChunkReference] = {}
@@ -163,13 +165,13 @@ _blocks = itertools.count(1)
 
 
 def fresh_token() -> int:
-    """Return the first number of a block that no other caller has. Never 0. Any thread may call it."""
+    """Return the first number of a block of tokens that no other caller has. It is never 0. Any thread may call this."""
     return next(_blocks) * BLOCK_TOKENS
 
 
 ARENA_IMAGES_MAX = 3
-"""Images of one agent that may hold buffers at once: one being written, one waiting for its epoch, one being captured.
-More would mean that the store is slower than the checkpoints, and would fill the memory."""
+"""Largest number of images of one agent that hold buffers: one being written, one waiting for its epoch, one being captured. More would
+mean that the store is slower than the checkpoints, and would fill the memory."""
 
 MEMORY_SHARE_MAX = 0.5
 """Default share of the machine's memory for the pool: the states need the other half."""
@@ -188,11 +190,11 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
 
 
 class ArenaBusyError(StoreError):
-    """No buffer is available, since earlier images have not been written yet. The capture is deferred; nothing is lost."""
+    """No buffer is available, since earlier images have not been written yet. The capture is deferred, and nothing is lost."""
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer for `size_bytes`: whole pages, at most an eighth larger."""
+    """Return the size of the buffer for `size_bytes`: whole pages, and at most an eighth larger."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
@@ -218,7 +220,7 @@ class _Block:
 
 
 class ArenaBuffer:
-    """Part of the arena, for one caller. `view` is writable, page-aligned, and of the requested length."""
+    """A buffer of the arena for one caller. `view` is writable, page-aligned, and of the requested length."""
 
     __slots__ = ("_block", "_pool", "view")
 
@@ -228,15 +230,15 @@ class ArenaBuffer:
         self.view = memoryview(block.memory)[:size_bytes]
 
     def release(self) -> None:
-        """Return the buffer to the pool. May be called twice, and from any thread."""
+        """Return the buffer to the pool. A second call has no effect. Any thread may call this."""
         self._pool._give_back(self)
 
 
 class ArenaPool:
-    """The buffers of one host.
+    """The buffers of one host process.
 
     Args:
-        bytes_max: limit for all its buffers; None for half of the machine's memory.
+        bytes_max: limit for all buffers of the pool; None for half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
@@ -250,12 +252,12 @@ class ArenaPool:
 
     @property
     def taken_bytes(self) -> int:
-        """Size of the buffers in use."""
+        """Total size of the buffers in use, in bytes."""
         return self._taken_bytes
 
     @property
     def idle_bytes(self) -> int:
-        """Size of the buffers that are kept warm."""
+        """Total size of the idle buffers that are kept warm, in bytes."""
         return self._idle_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
@@ -280,8 +282,8 @@ class ArenaPool:
         return self._ready(block, size, size_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Slow: call it
-        from a worker thread. Returns False, without any effect, if the machine or the limit has no room."""
+        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. This is slow: call it from a worker
+        thread. Return False, without any effect, if the machine or the limit has no room."""
         size = class_of(size_bytes)
         with self._lock:
             if self._taken_bytes + self._idle_bytes + size > self._limit_bytes():
@@ -345,7 +347,7 @@ class ArenaPool:
     def _drop_one(self) -> None:
         """Drop a block of the size that has gone longest without a return.
 
-        Its memory is unmapped with its last view: a caller may still hold one by mistake, and must not crash.
+        The block's memory is unmapped with its last view: a caller may still hold a view by mistake, and must not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
         self._idle_bytes -= stalest
@@ -355,7 +357,7 @@ class ArenaPool:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory, in huge pages if they pay off. It is unmapped with its last view.
+    """Return zero-filled private memory, in huge pages if they pay off. The memory is unmapped with its last view.
 
     Raises:
         StoreError: the machine is out of memory.
@@ -373,7 +375,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
 
 
 def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
-    """Touch the pages of `[start, end)` for writing, which keeps their content."""
+    """Touch the pages of `[start, end)` for writing without changing their content."""
     if not _populate(memory, start, end):
         for place in range(start, end, mmap.PAGESIZE):
             memory[place] = memory[place]

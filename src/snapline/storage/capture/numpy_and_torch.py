@@ -1,9 +1,10 @@
-"""NumPy and torch without importing them: a process with arrays or tensors has already imported their library, and importing costs time.
+"""Access to NumPy and torch without importing them. A process with arrays or tensors has already imported their library, and importing
+costs time.
 
 A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy
 (bfloat16, the 8-bit floats) need no special case. Dtype, shape and values are saved. The device
-(tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized
-tensors are refused: they would be restored as something else.
+(tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or
+quantized tensors are refused, because they would be restored as something else.
 """
 
 import math
@@ -17,7 +18,7 @@ from snapline.storage.capture.image import Buffer
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether `value` is a torch tensor, or of a subclass."""
+    """Return whether `value` is a torch tensor, or an instance of a subclass."""
     return is_tensor_class(type(value))
 
 
@@ -32,7 +33,7 @@ def check_tensor(tensor: Any) -> None:
     """Refuse a tensor that would be restored as something else.
 
     Raises:
-        NotImplementedError: names the problem of `tensor`.
+        NotImplementedError: the tensor is refused; the message names the problem.
     """
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor:
@@ -46,7 +47,7 @@ def check_tensor(tensor: Any) -> None:
 
 
 def size_of(tensor: Any) -> int:
-    """Return the size in bytes.
+    """Return the size of a tensor in bytes.
 
     Raises:
         NotImplementedError: the tensor cannot be saved.
@@ -77,7 +78,7 @@ def bytes_of(tensor: Any) -> Any:
 
 
 def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
-    """Return the tensor over `content`, which is writable, without a copy.
+    """Return the tensor that uses the writable memory `content`, without a copy.
 
     Raises:
         EncodingError: torch is not installed, or has no such dtype.
@@ -93,12 +94,13 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
     size_bytes = memoryview(content).nbytes
     if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size_bytes:
         raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not take {size_bytes} bytes")
-    if size_bytes == 0:  # `frombuffer` refuses it
+    if size_bytes == 0:  # `frombuffer` refuses empty buffers
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(content, dtype=kind).reshape(shape)
 
 
 def numpy_if_loaded() -> Any:  # the module
-    """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is missing."""
+    """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is
+    missing."""
     module = sys.modules.get("numpy")
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

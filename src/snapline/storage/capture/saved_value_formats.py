@@ -1,4 +1,4 @@
-"""Saved values as text for people, JSON, NumPy files and plain values, without the classes that wrote them.
+"""Conversion of saved values to text for people, JSON, NumPy files and plain values, without the classes that wrote the values.
 
 `first_values` reads the first values of an array or tensor without NumPy or torch, and without reading the rest.
 
@@ -8,16 +8,17 @@
     history         {"records", "bytes", "first", "last"}; an inline history is a list
     blob            its bytes; for a large blob {"bytes"}
 
-Values in a part of their own are only read on request; otherwise only their size is shown as `bytes`.
+Values in their own part are only read on request; otherwise only their size is shown as `bytes`.
 
-**JSON** is made without NumPy. Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text; other keys become their
-text. NaN and infinities, which JSON lacks, become null. Pickles, random generators and arrays of types that only NumPy can decode
-are shown by kind and size.
+**JSON** is made without NumPy. Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text;
+other keys become their text. NaN and infinities, which JSON lacks, become null. Pickles, random generators and arrays of types that only
+NumPy can decode are shown by kind and size.
 
 **NumPy files.** `write_npy` writes an array of a snapshot in NumPy's format, version 1.0, without NumPy.
 
-**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct, a dataclass) becomes a dict. As in MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs
-text. A history becomes the list of its records, a blob its bytes. A pickle stays bytes, since loading it would run code.
+**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct, a dataclass) becomes a dict. As in
+MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs text. A history becomes the list of its records, a blob
+its bytes. A pickle stays bytes, since loading it would run code.
 """
 
 import ast
@@ -56,7 +57,7 @@ _LETTERS = {
     "c8": "ff",
     "c16": "dd",
 }
-"""NumPy's kind and size → format characters of `struct`."""
+"""NumPy's kind and size of a type → format characters of `struct`."""
 
 TORCH_TYPES = {
     "bool": "|b1",
@@ -74,14 +75,14 @@ TORCH_TYPES = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-"""torch's name → NumPy's name. Missing types have no counterpart: bfloat16, the 8-bit floats."""
+"""torch's name of a type → NumPy's name. Types that are missing have no counterpart in NumPy: bfloat16, the 8-bit floats."""
 
 CHARACTER_BYTES = 4
 """Size of a character in NumPy's text (UTF-32), in bytes."""
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Reader of one value of a type."""
+    """Reader for one value of a type."""
 
     size_bytes: int
     decode: Callable[[bytes], object]
@@ -91,7 +92,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
     """Return the first `count` values in C order; None if values of this type cannot be decoded.
 
     Raises:
-        DamagedDataError: the bytes of their chunks differ from those written.
+        DamagedDataError: the bytes of the chunks differ from those written.
     """
     reading = _reading_of(array.dtype)
     if reading is None:
@@ -119,7 +120,7 @@ def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _reading_of(dtype: str) -> _Reading | None:
-    if dtype == "bfloat16":  # the upper half of a float32
+    if dtype == "bfloat16":  # A bfloat16 is the upper half of a float32.
         return _Reading(2, lambda data: struct.unpack("<f", b"\0\0" + data)[0])
     match = _NUMPY_TYPE.fullmatch(TORCH_TYPES.get(dtype, dtype))
     if match is None:
@@ -141,18 +142,18 @@ def _numbers(layout: str) -> _Reading:
 
 
 VALUES_SHOWN = 8
-"""Number of values shown of an array, and of records at each end of a history."""
+"""Number of values shown for an array, and of records at each end of a history."""
 
 HISTORY_BYTES_MAX = 4 * 2**20
-"""Largest history that is shown. A history must be read as a whole, and its description must fit a response of the coordinator. For a larger one only
-the number of records is shown, unless it is requested by its path."""
+"""Largest history that is shown, in bytes. A history must be read as a whole, and its description must fit a response of the coordinator.
+For a larger history only the number of records is shown, unless the history is requested by its path."""
 
 ELLIPSIS = "…"
-"""Follows the shown values if there are more."""
+"""Text that follows the shown values if there are more."""
 
 
 def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None) -> object:
-    """Decode bytes of unknown type: structs become dicts, arrays a short description. Without `read` parts are not read.
+    """Decode bytes of unknown type. Structs become dicts, arrays a short description. Without `read`, parts are not read.
 
     Raises:
         One of `saved_values.FAILURES`: the bytes cannot be decoded.
@@ -220,7 +221,7 @@ def _describe_bytes(value: SavedBytes) -> object:
 
 
 CONTENT_FACTOR = 4
-"""Largest ratio of a state to its JSON: a number of eight bytes takes at least two characters."""
+"""Largest ratio of a state's size to the size of its JSON: a number of eight bytes takes at least two characters."""
 
 
 def json_of(tree: object, bytes_max: int) -> bytes:
@@ -245,7 +246,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Converts values, and counts the bytes of each before reading it."""
+    """Converter of values to JSON, which counts the bytes of each value before reading it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max
@@ -346,7 +347,7 @@ _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[([^\]]+)\]")
 
 
 def plain_value(value: object) -> object:
-    """Return the values of a tree of `saved_values`; arrays own their memory.
+    """Return a tree of `saved_values` as plain values. Arrays own their memory.
 
     Raises:
         DamagedDataError: some bytes differ from those written.
@@ -396,7 +397,7 @@ def find_field(tree: object, path: str) -> object:
     """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only values along the path are read.
 
     Raises:
-        NotFoundError: there is no such value; names the existing ones.
+        NotFoundError: there is no such value; the message names the existing ones.
         UsageError: `path` is invalid.
     """
     value, done = tree, ""
@@ -407,7 +408,7 @@ def find_field(tree: object, path: str) -> object:
 
 
 def steps_of(path: str) -> Iterable[tuple[object, str]]:
-    """Yield the steps of a path: a name, a key or an index, and its text; UsageError if the path is invalid."""
+    """Yield the steps of a path, each with its text: a name, a key or an index. Raises UsageError if the path is invalid."""
     end = 0
     while end < len(path):
         match = _STEP.match(path, end)

@@ -1,13 +1,14 @@
-"""A saved state as a tree of plain values, without the classes that wrote it. Unused values are not read.
+"""A saved state as a tree of plain values, without the classes that wrote the state. Values that nobody uses are not read.
 
-Dicts, lists and scalars are decoded as they are. Values that MessagePack cannot represent become one of the classes here. They know their size
-and chunks, and read their bytes on request. So two states with gigabytes of arrays are compared by the digests
-of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
+Dicts, lists and scalars are decoded as they are. Values that MessagePack cannot represent become objects of the classes below. These
+objects know their size and chunks, and read their bytes on request. So two states with gigabytes of arrays are compared by the digests of
+their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
 
 `saved_value_formats.py` describes such a tree for people, and converts it to JSON or to the values themselves.
 
-**Records as keys.** A map may have records as keys, such as a state with a `dict[Point, int]`. msgspec decodes such a record as a dict, which cannot be a key. Here the key becomes a tuple of its (name, value) pairs. Only
-maps and arrays are split up; every other value is cut out and passed to msgspec. This is slow, and only used after msgspec has failed.
+**Records as keys.** A map may have records as keys, as in a state with a `dict[Point, int]`. msgspec decodes such a record as a dict, which
+cannot be a key. So this module turns the key into a tuple of its (name, value) pairs. Only maps and arrays are split up; every other
+value is passed to msgspec. This is slow, and only used after msgspec has failed.
 """
 
 import math
@@ -38,23 +39,23 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, S
 Hook = Callable[[int, memoryview], object]
 
 _SIZES = {0xCA: 5, 0xCB: 9, **{first + i: size for first in (0xCC, 0xD0) for i, size in enumerate((2, 3, 5, 9))}}
-"""Head → size of a number with its head, in bytes."""
+"""Head byte → size in bytes of a number with its head."""
 
 _SIZES |= {head: 1 for head in (0xC0, 0xC2, 0xC3)} | {0xD4 + i: 2 + 2**i for i in range(5)}
-"""Nil, false, true; extensions of 1 to 16 bytes."""
+"""The same for nil, false and true, and for extensions of 1 to 16 bytes."""
 
 _LENGTHS = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
-"""Head of bytes or an extension → size of its length field, and of other fields before the contents."""
+"""Head byte of bytes or an extension → size of the length field, and of other fields before the contents."""
 
 _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""Text."""
+"""The same for text."""
 
 
 def decode_any_keys(data: Buffer, hook: Hook) -> object:
-    """Decode a value.
+    """Decode a MessagePack value whose maps may have any keys.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: the data is invalid. Also errors of `hook`.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: the data is invalid. Errors of `hook` are passed on.
     """
     reader = _Reader(memoryview(data), hook)
     value = reader.value()
@@ -64,7 +65,7 @@ def decode_any_keys(data: Buffer, hook: Hook) -> object:
 
 
 class _Reader:
-    """Reads the bytes once; `at` is the current position."""
+    """Reader that goes through the bytes once; `at` is the current position."""
 
     def __init__(self, data: memoryview, hook: Hook) -> None:
         self.data = data
@@ -110,7 +111,7 @@ def as_key(value: object) -> object:
 
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
-"""`PartReader.read`: agent, parts → the checked bytes of each (G11)."""
+"""Type of `PartReader.read`: maps an agent and parts to the checked bytes of each part (G11)."""
 
 FAILURES = (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError)
 """Errors that decoding may raise for an invalid record, or one that needs its classes."""
@@ -119,11 +120,11 @@ _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random gen
 
 
 class Content:
-    """Bytes in the state's record, or in a part of it.
+    """Bytes that are in the state's record, or in a part of the state.
 
     Attributes:
         size_bytes: number of bytes.
-        part: the part that holds them; None if they are in the record.
+            part: the part that holds the bytes; None if they are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
@@ -134,17 +135,17 @@ class Content:
 
     @property
     def identity(self) -> bytes:
-        """Return a value that is equal for equal contents with equal chunks. Reads nothing."""
+        """Return a value that is equal for equal contents with equal chunks. No bytes are read."""
         return self.part.digests if self.part is not None else digest_of(self._data or b"")
 
     def whole(self) -> memoryview:
-        """Read all of it."""
+        """Read all bytes of the content."""
         if self.part is None:
             return memoryview(self._data or b"")
         return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
 
     def span(self, start: int, size_bytes: int) -> memoryview:
-        """Read a range of bytes; of a part, only the needed chunks."""
+        """Read a range of bytes. From a part, only the needed chunks are read."""
         end = start + size_bytes
         if self.part is None:
             return memoryview(self._data or b"")[start:end]
@@ -168,7 +169,7 @@ class Content:
 
 
 class SavedArray:
-    """An array or a tensor. `dtype` is NumPy's or torch's name; `order` its memory order, "C" or "F"."""
+    """A saved array or tensor. `dtype` is NumPy's or torch's name; `order` is the memory order, "C" or "F"."""
 
     def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
         self.dtype = head.dtype
@@ -179,11 +180,11 @@ class SavedArray:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values in the array."""
         return math.prod(self.shape)
 
     def in_memory(self) -> "SavedArray":
-        """Read all of it, for callers that read many single values."""
+        """Read the whole array, for callers that read many single values."""
         content = Content(self.content.whole(), None, _refuse_to_read)
         return SavedArray(ArrayHead(self.dtype, self.shape, order=self.order), content, is_tensor=self.is_tensor)
 
@@ -193,7 +194,7 @@ class SavedArray:
 
 
 class SavedHistory:
-    """A history. `length`: number of records; None if it is unknown before reading."""
+    """A saved history. `length` is the number of records; None if it is unknown before reading."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
@@ -217,9 +218,9 @@ class SavedHistory:
 
 
 class SavedBytes:
-    """A blob, or opaque bytes: a pickle, the state of a random generator, or a value of a later release.
+    """A saved blob, or opaque bytes: a pickle, the state of a random generator, or a value that a later release wrote.
 
-    `code` is its extension code, if it is in the record.
+    `code` is the value's extension code, if the value is in the record.
     """
 
     def __init__(self, name: str, content: Content, code: int = 0) -> None:
@@ -259,7 +260,7 @@ def read_record(
 ) -> object:
     """Return the tree of a MessagePack record: a state, or the body of a message, which has no parts.
 
-    `read`: reads and checks a part; without it parts can be described, but not read.
+    `read` reads and checks a part. Without `read`, parts can be described, but not read.
 
     Raises:
         One of FAILURES: the record cannot be decoded.

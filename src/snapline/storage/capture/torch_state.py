@@ -1,19 +1,19 @@
 """`TorchState`: a torch model in training, as a value in an agent's state.
 
-Problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and
-hyper-parameters of the optimizer, schedulers, random numbers). `state_dict()` shows it only as of now: the optimizer's is a
-new dictionary each time. Such dictionaries in a state would silently be outdated after one step.
+The problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and hyper-parameters of
+the optimizer, schedulers, random numbers). `state_dict()` shows only the current state: an optimizer returns a new dictionary each time.
+Such dictionaries in a state would be outdated after one step, without an error.
 
-Model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their
-state dictionaries at that moment; tensors in it become parts of the image like any others. A decoded `TorchState` is not live: it
-holds the saved data until the agent has built model and optimizer again, and calls `load_into`.
+The model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their state
+dictionaries at that moment. Tensors in the record become parts of the image like any others. A decoded `TorchState` is not live: it holds
+the saved data until the agent has built model and optimizer again, and calls `load_into`.
 
     live    `of(model, optimizer)`, or after `load_into`    record() reads the live objects
     held    decoded from a checkpoint                       record() returns the saved data, so it may be captured again at once
 
 Invariants:
 
-1. A record is of one moment: that of the capture, between two turns (G1).
+1. A record shows one moment: that of the capture, between two turns (G1).
 2. Parts keep their places from capture to capture, so untrained layers are not stored again: model first, then
    optimizer, then the rest. New entries of an optimizer come after the parameters.
 3. `load_into` checks everything possible before it changes anything. Afterwards model, optimizer and random numbers
@@ -23,14 +23,15 @@ Invariants:
 Not saved, since `state_dict()` lacks it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
 devices, generators of other devices than the CPU. The code that builds the model sets these.
 
-**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` back. Problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and
-one tensor under two names as two. So values that it cannot represent get a mark: a dict with the one key `""`.
+**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` back. Problem: such
+dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and one tensor under
+two names as two. So values that it cannot represent get a mark: a dict with the one key `""`.
 
     {"": ["tuple", [item, …]]}              {"": ["set", [item, …]]}, sorted
     {"": ["dict", [[key, value], …]]}       where a key is not text, or empty
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
-    {"": ["same", [key, …]]}                the same tensor as the one at this path
+    {"": ["same", [key, …]]}                the same tensor as the tensor at this path
 
 Tensors, arrays and generators stay as they are, in the order of the dictionaries. So their order, and their place in the
 list of parts, is the same at each capture as long as the dictionaries keep their order.
@@ -38,8 +39,8 @@ list of parts, is the same at each capture as long as the dictionaries keep thei
 Invariants:
 
 1. `unfold(fold(x))` equals x in types and values (an OrderedDict becomes a dict), or `fold` refuses x (G3).
-2. A tensor is stored once and restored as one object, for any number of names in one section. A section is loaded
-   as one piece: a tensor in two sections would be restored as two, so it is refused.
+2. A tensor is stored once and restored as one object, however many names it has in one section. A section is loaded as one piece. A
+   tensor in two sections would be restored as two tensors, so it is refused.
 3. `same` contains a path, not a number, so that a migration may remove entries without shifting references to other tensors.
 """
 
@@ -65,7 +66,7 @@ _Memory = tuple[Any, ...]
 
 
 class TensorPlaces:
-    """Path of each tensor of a record, found by its memory: `state_dict()` makes new objects each time."""
+    """Path of each tensor of a record. The tensor's memory identifies it, since `state_dict()` makes new objects each time."""
 
     def __init__(self) -> None:
         self.distinct: list[Any] = []
@@ -116,7 +117,7 @@ def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
         places: tensors of the whole record.
 
     Raises:
-        NotImplementedError: a value cannot be saved; names its path.
+        NotImplementedError: a value cannot be saved; the message names its path.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -165,7 +166,7 @@ def _fold_rare(value: Any, path: _Path) -> Any:
 
 
 class Unfolder:
-    """Restores values from plain data; sections must come in the order in which they were folded.
+    """Restores values from plain data. Sections must come in the order in which they were folded.
 
     Raises, in `unfold`:
         EncodingError: the data is not a result of `fold`, or names a missing tensor.
@@ -221,11 +222,11 @@ class Unfolder:
 RECORD_VERSION = 1
 
 _NAMES_SHOWN_MAX = 3
-"""Largest number of entries named in an error: a wrong model differs in hundreds."""
+"""Largest number of entries named in an error, since a wrong model differs in hundreds."""
 
 
 class _Saved(msgspec.Struct):
-    """Saved contents. `objects`: names in `extra` whose values are state dictionaries of live objects."""
+    """Contents that were saved. `objects` are the names in `extra` whose values are state dictionaries of live objects."""
 
     model: dict[str, Any]
     metadata: Any
@@ -240,7 +241,7 @@ class _Saved(msgspec.Struct):
 class TorchState:
     """A model in training, for a field declared as `TorchState`.
 
-    Create it with `of`. In a restored agent it is not live: build the model and call `load_into`.
+    Create it with `of`. In a restored agent the object is not live: build the model and call `load_into`.
     """
 
     __slots__ = ("__weakref__", "_extra", "_is_drawing", "_keeps_random", "_model", "_optimizer", "_own", "_saved")
@@ -264,13 +265,13 @@ class TorchState:
         seed: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> "TorchState":
-        """Return the state of a live model. It refers to the given objects, and reads them at each capture.
+        """Return the state of a live model. The result refers to the given objects, and reads them at each capture.
 
         Args:
             model: a `torch.nn.Module`.
-            optimizer: a `torch.optim.Optimizer` over its parameters.
+            optimizer: a `torch.optim.Optimizer` over the model's parameters.
             rng: whether to include the state of torch's generator on the CPU, which the whole process shares.
-            seed: gives the agent its own stream of random numbers, for agents that share a process: see `randomness`.
+            seed: seed of the agent's own stream of random numbers, for agents that share a process: see `randomness`.
                 Then `rng` has no effect.
             extra: name → anything that has `state_dict()` and `load_state_dict()`, such as a scheduler; or plain data.
 
@@ -311,7 +312,7 @@ class TorchState:
 
     @property
     def optimizer(self) -> Any:
-        """The live optimizer; None if it was made without one."""
+        """The live optimizer; None if the state was made without one."""
         return self.model and self._optimizer
 
     @property
@@ -364,14 +365,14 @@ class TorchState:
         """Return the current data to save: plain data and the live tensors.
 
         Raises:
-            NotImplementedError: a value cannot be saved; names its path.
+            NotImplementedError: a value cannot be saved; the message names its path.
         """
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """Return all tensors of the record, tied ones once, to detect other values of the state that share their memory.
+        """Return all tensors of the record, tied ones once, to detect other values of the state that share memory with them.
 
-        An unsavable value ends the list: encoding the state will refuse it.
+        A value that cannot be saved ends the list: encoding the state will refuse this value.
         """
         places = TensorPlaces()
         with contextlib.suppress(NotImplementedError):
@@ -412,7 +413,7 @@ class TorchState:
         """Return the state of a decoded record, with the record's tensors.
 
         Raises:
-            EncodingError: `record` is not that of a TorchState.
+            EncodingError: `record` is not the record of a TorchState.
         """
         made = cls()
         try:
@@ -427,16 +428,16 @@ class TorchState:
         return made
 
     def load_into(self, model: Any, optimizer: Any = None, *, extra: Mapping[str, Any] | None = None) -> None:
-        """Load the saved data into a model and an optimizer built as before; then this object is live.
+        """Load the saved data into a model and an optimizer that were built as before. Then this object is live.
 
         Args:
-            model: same names, shapes, dtypes and ties of weights. Any device.
-            optimizer: same groups of parameters; None if none was saved.
+                model: a model with the same names, shapes, dtypes and ties of weights, on any device.
+                optimizer: an optimizer with the same groups of parameters; None if none was saved.
             extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
 
         Raises:
-            UsageError: the objects do not fit, or this object is already live. Raised before any change, unless an object's own
-                `load_state_dict` fails.
+            UsageError: the objects do not fit, or this object is already live. The error is raised before any change, unless an object's
+                own `load_state_dict` fails.
         """
         saved = self._saved
         if saved is None:

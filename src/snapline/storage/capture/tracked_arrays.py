@@ -9,15 +9,15 @@ After a restore, an array that was tracked when it was captured (`is_tracked`) i
 tracks it again. With `assume_stored` its first capture already copies only changes. Marks end with the process: the
 first mark after a restore starts over, and the capture after it is complete.
 
-**Trackers** find the changes in an array: by the kernel, or by the user's marks. Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
-that changed since the previous capture. A token identifies one content and is never reused. So one rule holds for any
-base: a chunk whose token is in the base's table has the base's content, and is returned without data; all others are
-copied. An aborted epoch needs no cleanup: its tokens are simply not in the next base, and those
+**Trackers** find the changes in an array: by the kernel, or by the user's marks. The model: an array's bytes are cut into chunks of a fixed
+size. A tracker gives each chunk a *token*, and a new token to each chunk that changed since the previous capture. A token identifies one
+content and is never reused. So one rule holds for any base: a chunk whose token is in the base's table has the base's content, and is
+returned without data. All other chunks are copied. An aborted epoch needs no cleanup: its tokens are not in the next base, so those
 chunks are copied once more. So changes accumulate over every capture since the base (store.md, section 6).
 
 Invariants:
 
-1. A chunk changes its token before any other step of a capture can fail (no room in the arena): a change is never forgotten.
+1. A chunk changes its token before any other step of a capture can fail (no room in the arena), so a change is never forgotten.
 2. Returned chunks were copied after the kernel's report, so a concurrent write is in the copy, in the next report, or
    in both.
 3. A tracker belongs to memory, not to an array object: marks through any view reach it, and every array that covers exactly
@@ -25,9 +25,10 @@ Invariants:
 4. A forked child has no trackers.
 5. A tracker without information reports that everything changed.
 
-Call trackers between turns, on the thread that runs the agent's turns, and never on two threads at once for one array.
+Call trackers between turns, on the thread that runs the agent's turns, and never from two threads at once for one array.
 
-**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which needs NumPy only when called. Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
+**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which needs NumPy only when called. Ranges are half open,
+`(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
 """
 
 import logging
@@ -149,7 +150,7 @@ def bounds_of(array: "Array") -> tuple[int, int]:
 
 
 def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) -> "Array":
-    """Return which of `count` chunks the byte ranges touch. No range is empty, or starts after the last chunk."""
+    """Return which of `count` chunks the byte ranges touch. No range may be empty, or start after the last chunk."""
     import numpy
 
     first = starts // chunk_bytes
@@ -172,8 +173,8 @@ def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
 log = logging.getLogger("snapline.host")
 
 BUSY_CAPTURES_MAX = 4
-"""Number of consecutive captures with more than half of the pages written, after which tracking of the array ends. A page fault costs
-several times the copy of its page, so tracking a busy array only loses. With four, one or two rewrites do not count."""
+"""Number of consecutive captures with more than half of the pages written after which tracking of the array ends. A page fault costs
+several times the copy of its page, so tracking such an array only costs time. With four, one or two rewrites do not count."""
 
 _SHOWN_ROWS_MAX = 8
 """Number of forgotten rows in an error message: enough to find the place in the code."""
@@ -195,17 +196,17 @@ class Pool(Protocol):
 
 
 class Settings:
-    """Settings of this process. `is_checking`: compare marked arrays fully."""
+    """Settings of this process. `is_checking` means that marked arrays are compared fully."""
 
     is_checking = False
 
 
 trackers: dict[int, "Tracker"] = {}
-"""Trackers by id of the root. An entry is removed with its root, so an id never refers to another array."""
+"""Trackers by the id of the root array. An entry is removed with its root, so an id never refers to another array."""
 
 
 class Tracker(ABC):
-    """Finds which chunks of one piece of memory changed.
+    """Finds which chunks of one piece of memory have changed.
 
     Attributes:
         root: weak reference to the array that owns the memory; all its views keep it alive.
@@ -213,8 +214,8 @@ class Tracker(ABC):
         process: id of the process that may use this tracker.
         name: description of the array for errors and log lines.
         chunk_bytes: chunk size of the last capture; 0 before the first.
-        clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these entries: never
-            change them. Empty before the first capture.
+        clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these
+            entries: never change them. Empty before the first capture.
         numbers: iterator of fresh tokens for this array.
     """
 
@@ -285,7 +286,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start tracking changes, after the chunks got tokens. Called again when the chunk size changes."""
+        """Start tracking changes, after the chunks got tokens. This is called again when the chunk size changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
@@ -332,7 +333,7 @@ class Tracker(ABC):
 
 
 class KernelTracker(Tracker):
-    """Tracks writes through the kernel. Switches itself off permanently for an array that is mostly rewritten.
+    """Tracks writes through the kernel. Tracking ends permanently for an array that is mostly rewritten.
 
     Attributes:
         writes: the kernel's tracker; armed at the first capture. None if this memory cannot be tracked.
@@ -374,7 +375,7 @@ class KernelTracker(Tracker):
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
-        """Return the written ranges, as `scan_words`; None if unknown."""
+        """Return the written ranges, as `scan_words` does; None if they are unknown."""
         try:
             return None if self.writes is None else self.writes.scan_words()
         except ExternalFailureError as error:
@@ -382,7 +383,7 @@ class KernelTracker(Tracker):
             return None
 
     def _count_busy_capture(self, written_bytes: int) -> None:
-        """Count busy captures, and switch off when there are too many in a row."""
+        """Count consecutive busy captures, and end tracking when there are too many."""
         self.busy = self.busy + 1 if written_bytes * 2 > self.size_bytes else 0
         if self.busy >= BUSY_CAPTURES_MAX:
             self._switch_off(f"more than half of it was written before each of {BUSY_CAPTURES_MAX} captures")
@@ -398,13 +399,13 @@ class MarkTracker(Tracker):
     """Tracks changes by the marks of `mark_dirty`.
 
     Attributes:
-        row_bytes: size of a row, for errors.
+        row_bytes: size of a row in bytes, for error messages.
         dirty: bool for each chunk: marked since the last capture. None before the first capture.
         seen, marked: with `checking`: the bytes at the last capture, and a bool for each byte marked since. Otherwise None.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
-        """`shown`: the marked array; errors name its rows if it covers the memory."""
+        """Create the tracker. `shown` is the marked array; errors name its rows if it covers the memory."""
         is_whole = shown.nbytes == root.nbytes and shown.flags.c_contiguous
         shown = shown if is_whole else root
         super().__init__(root, shown)
@@ -466,7 +467,7 @@ class MarkTracker(Tracker):
 
 
 def _fresh_tokens() -> Iterator[int]:
-    """Yield tokens endlessly."""
+    """Yield fresh tokens without end."""
     while True:
         first = fresh_token()
         yield from range(first, first + BLOCK_TOKENS)
@@ -510,7 +511,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
 
 
 def adopt(array: "Array") -> "Array":
-    """Return a tracked copy of `array`, as from `tracked_array`; put the copy into the state.
+    """Return a tracked copy of `array`, as `tracked_array` makes it. Put the copy into the state.
 
     Raises:
         As `tracked_array`.
@@ -535,7 +536,7 @@ def allocate(size_bytes: int) -> memoryview:
 
 
 def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
-    """Return an array over `buffer`, a filled one from `allocate`, that is tracked from its first capture on.
+    """Return an array over `buffer` that is tracked from its first capture on. `allocate` made the buffer, and the caller has filled it.
 
     Raises:
         UsageError: dtype and shape do not fit the buffer.
@@ -560,7 +561,7 @@ def assume_stored(
 ) -> dict[int, ChunkReference]:
     """Track `array` from now on; return the tokens of its chunks, for the base table of its next capture.
 
-    Call it for a restored array before any write to it: then its first capture copies only later writes.
+    Call this for a restored array before any write to it. Then its first capture copies only later writes.
 
     Args:
         array: an array from `retrack`.
@@ -590,7 +591,7 @@ def tracker_of(array: "Array") -> Tracker | None:
 def is_tracked(array: "Array") -> bool:
     """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked, so a restore calls `retrack`.
 
-    True even if this machine cannot track writes: the restoring machine may.
+    The result is True even if this machine cannot track writes, because the restoring machine may.
     """
     tracker = trackers.get(id(root_of(array)))
     return isinstance(tracker, KernelTracker) and not tracker.is_disabled and tracker.covers(array)
@@ -627,7 +628,7 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
 def checking(is_on: bool) -> None:
     """Compare arrays with marks fully at each capture, and raise on a write without a mark. For tests.
 
-    Costs twice the memory of these arrays and the time to compare them. Takes effect at the next capture of each array.
+    Checking costs twice the memory of these arrays and the time to compare them. The change takes effect at the next capture of each array.
     """
     Settings.is_checking = is_on
 

@@ -1,6 +1,6 @@
-"""Finds unsupported values in a state by walking it, with the reason and the path.
+"""Walks a state to find unsupported values, with the reason and the path of each.
 
-There are two walks over the objects of a state, neither in a regular pause:
+Two functions walk over the objects of a state, neither in a regular pause:
 
 - `check`, once for each agent at its first capture, finds values that would be saved without an error and restored as something
   else (G3): a mutable object reached by two paths (it would become two), and arrays that share memory.
@@ -9,8 +9,8 @@ There are two walks over the objects of a state, neither in a regular pause:
 `check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
 stack. Immutable objects may be shared, since copies are indistinguishable; their contents are checked on each path to them.
 
-`explain` only descends: from an object that cannot be encoded to the first of its members that cannot. So it costs a few
-encodings of the state, of any size.
+`explain` only descends: from an object that cannot be encoded to the first of its members that cannot. So `explain` costs a few encodings
+of the state, whatever its size.
 """
 
 import datetime
@@ -43,20 +43,21 @@ from snapline.storage.capture.values import (
 )
 
 WALK_OBJECTS_MAX = 500_000
-"""Number of containers and mutable objects that `check` visits: about half a second, once in an agent's life. Further objects are
-not checked."""
+"""Number of containers and mutable objects that `check` visits: about half a second, once in an agent's life. Further objects are not
+checked."""
 
 OVERLAP_CHECKS_MAX = 10_000
 """Number of pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
 
 OVERLAP_WORK_MAX = 100_000
-"""Limit on the work of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond it the pair counts as overlapping."""
+"""Limit on the work of one exact comparison, since the problem is NP-hard in the number of dimensions. Beyond it the pair counts as
+overlapping."""
 
 DEPTH_MAX = 1_000
-"""Longest path that `explain` follows, and depth to which it searches an object for itself. msgspec fails at this depth."""
+"""Longest path that `explain` follows, and depth to which it searches for an object that contains itself. msgspec fails at this depth."""
 
 _SHOWN_CHARACTERS_MAX = 40
-"""Longest text of a dict key in a path."""
+"""Longest text of a dict key in a path, in characters."""
 
 _IMMUTABLE: frozenset[type] = frozenset(
     {
@@ -64,7 +65,7 @@ _IMMUTABLE: frozenset[type] = frozenset(
         *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
     }
 )
-"""Leaf types whose objects may be shared. Other types, and enums, are examined individually."""
+"""Leaf types whose objects may be shared. Objects of other types, and enums, are examined individually."""
 
 _MODULES: dict[str, str] = {
     "_thread": "a lock",
@@ -83,7 +84,7 @@ _MODULES: dict[str, str] = {
     "weakref": "a weak reference",
     "_weakref": "a weak reference",
 }
-"""Top module of a class → the user's term for its objects."""
+"""Top module of a class → the user's term for the objects of the class."""
 
 _OUTSIDE = "keep it outside the state, and make it anew where it is needed"
 
@@ -92,7 +93,7 @@ _KEY = "key"
 
 
 class _Node(msgspec.Struct, gc=False):
-    """One path to one object: the steps lead back to the state. Nodes need no garbage collection: they are freed together."""
+    """One path to one object: the steps lead back to the state. Nodes are freed together, so they need no garbage collection."""
 
     value: Any
     parent: "_Node | None"
@@ -108,7 +109,7 @@ class _Node(msgspec.Struct, gc=False):
         return "state" + "".join(reversed(steps))
 
     def subject(self) -> object:
-        """Return the object to encode as a test; a dict key is tested as a key."""
+        """Return the object to encode as a test. A dict key is tested as a key."""
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
@@ -140,7 +141,7 @@ def check(state: object) -> None:
     """Find mutable objects with two paths, and arrays that share memory.
 
     Raises:
-        EncodingError: names both paths.
+        EncodingError: such a value was found; the message names both paths.
     """
     walk = _Walk(state)
     while walk.waiting and walk.seen < WALK_OBJECTS_MAX:
@@ -149,10 +150,10 @@ def check(state: object) -> None:
 
 
 class _Walk:
-    """The walk of `check`.
+    """The walk that `check` does.
 
     Attributes:
-        first: id → first path to each mutable object. Keeps the object alive, so its id is not reused.
+        first: id → first path to each mutable object. The map keeps the object alive, so its id is not reused.
         arrays: paths to arrays and tensors.
         waiting: nodes to visit, the next one last.
         seen: number of containers and mutable objects visited.
@@ -205,7 +206,7 @@ _CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
 
 
 def _traits_of(value: Any) -> int:
-    """Return the traits of objects of its type; 0 for leaves that may be shared, and for values that encoding refuses."""
+    """Return the traits of objects of the value's type; 0 for leaves that may be shared, and for values that encoding refuses."""
     traits = _CONTAINER if _open(value) is not None else 0
     if _extent(value) is not None:
         traits |= _ARRAY
@@ -213,7 +214,7 @@ def _traits_of(value: Any) -> int:
 
 
 def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
-    """Return a container's contents: kind of the steps, their keys, the members. None if `value` is not a container.
+    """Return a container's contents: kind of the steps, their keys, and the members. None if `value` is not a container.
 
     The keys of a dict are not visited: they are hashable, so immutable.
     """
@@ -244,7 +245,8 @@ def _fields_of(kind: Any) -> Sequence[str] | None:
 
 
 def _holds_only_leaves(container: Any) -> bool:
-    """Return whether a container holds only leaves. A million numbers in a list take a few ms here, and a second one by one."""
+    """Return whether a container holds only leaves. This takes a few ms for a list of a million numbers; checking them one by one takes a
+    second."""
     opened = _open(container)
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
@@ -260,7 +262,7 @@ def _describe_shared_object(node: _Node, known: _Node) -> str:
 
 
 def _check_memory(nodes: list[_Node]) -> None:
-    """Compare arrays in the order of their memory: an array can only overlap earlier ones that end after its beginning."""
+    """Compare arrays in the order of their memory: an array can only overlap earlier arrays that end after its beginning."""
     spans = sorted(((*_span_of(node.value), index) for index, node in enumerate(nodes)), key=lambda span: span[:3])
     open_spans: list[tuple[int, int, int]] = []
     checks = 0
@@ -319,7 +321,7 @@ def _share_memory(one: Any, other: Any) -> bool:
 
 
 def _too_hard_error(numpy: Any) -> type[Exception]:
-    """Return NumPy's error class, which NumPy 2 has moved."""
+    """Return NumPy's error class, which has moved in NumPy 2."""
     return getattr(numpy, "exceptions", numpy).TooHardError  # type: ignore[no-any-return]  # an exception class
 
 
@@ -354,7 +356,7 @@ def _is_mutable(value: object) -> bool:
 
 
 def explain(state: object, error: BaseException, *, allow_pickle: bool = False) -> str:
-    """Return which value of `state` cannot be saved, with advice; called after encoding raised `error`."""
+    """Return a text that says which value of `state` cannot be saved, with advice. Call this after encoding raised `error`."""
     attempt = _Attempt(allow_pickle=allow_pickle)
     if attempt.failure_of(state):
         return _descend(_Node(state, None, (".", "")), attempt)
@@ -390,13 +392,13 @@ def _members(node: _Node) -> Iterator[_Node]:
 
 
 class _Attempt:
-    """Test encoder: encodes a value without copying arrays."""
+    """Test encoder, which encodes a value without copying arrays."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
 
     def failure_of(self, value: object) -> str:
-        """Return why `value` cannot be encoded; empty if it can."""
+        """Return the reason why `value` cannot be encoded; empty if it can."""
         try:
             msgspec.msgpack.encode(value, enc_hook=self._encode_value)
         except FAILURES as error:

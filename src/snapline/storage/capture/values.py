@@ -1,4 +1,4 @@
-"""Encoding and decoding of single values that MessagePack cannot represent, among them `Blob`.
+"""Encoding and decoding of single values that MessagePack cannot represent, including `Blob`.
 
 msgspec passes every value of an unknown type to `encode_value` and gets an extension for it: a code and a body.
 
@@ -11,23 +11,25 @@ msgspec passes every value of an unknown type to `encode_value` and gets an exte
     7  torch.Tensor    as an array, with torch's name of the dtype
     8  Blob            its bytes
 
-Codes 2 and 6 are only valid together with a checkpoint's parts or a permission; `encoder.py` and `decoder.py` handle
-them. The others are self-contained, in a state as in a message.
+Codes 2 and 6 are only valid together with a checkpoint's parts or a permission; `encoder.py` and `decoder.py` handle them. Values of other
+types are encoded without references, in states and in messages.
 
-The rule of this module: a value is restored equal and of the same class, or is refused when it is saved (G3). So subclasses that would
-lose their class are refused. No module is imported for the check: if a module
+The rule of this module: a value is either restored equal and with the same class, or refused when it is saved (G3). So subclasses that
+would lose their class are refused. No module is imported for the check: if a module
 is not loaded, its types have no instances. Nothing here runs code from the data, except a permitted pickle.
 
-**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
-same bytes shares most chunks with the old one, since the content decides where chunks are cut.
+**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes, so an agent that keeps the
+same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the same bytes shares most chunks with the old
+one, since the content decides where chunks are cut.
 
-Cutting takes 2 to 3 ns per byte: too long for the pause. So the first capture passes on the whole blob under one token,
-the first of a block that belongs to it. The worker (`chunking.py`) cuts it and numbers the chunks `token`, `token + 1`,
-… in its table. When that table is the base, the blob finds its chunks there. So the threads share nothing, and
-the blob itself remembers only one number. If the epoch fails, the next worker cuts again.
+Cutting takes 2 to 3 ns per byte, which is too long for the pause. So the first capture passes on the whole blob under one token, the
+first of a block that belongs to the blob. The worker (`chunking.py`) cuts the blob and numbers the chunks `token`, `token + 1`, … in the
+worker's table. When that table is the base, the blob finds its chunks in it. So the threads share nothing, and the blob itself remembers
+only one number. If the epoch fails, the next worker cuts the blob again.
 
-**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers as the lost one would have drawn (G3). So all of a generator's state is saved: the
-bits, the value that `gauss` keeps for its next call, and the seed sequence from which NumPy's generators spawn others.
+**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers as the lost agent
+would have drawn (G3). So the complete state of a generator is saved: the bits, the value that `gauss` keeps for its next call, and the
+seed sequence from which NumPy's generators spawn others.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
     numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
@@ -54,7 +56,7 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 @typing.final
 class Blob:
-    """Opaque bytes that never change. Equal if the bytes are equal.
+    """Opaque bytes that never change. Two blobs are equal if their bytes are equal.
 
     Raises:
         UsageError: `data` is not a bytes-like object.
@@ -71,7 +73,7 @@ class Blob:
 
     @property
     def data(self) -> bytes:
-        """The bytes."""
+        """The blob's bytes."""
         return self._data
 
     def __len__(self) -> int:
@@ -93,11 +95,11 @@ class Blob:
         return self
 
     def __reduce__(self) -> tuple[type["Blob"], tuple[bytes]]:
-        """Reduce without the token, which is meaningless in another process."""
+        """Reduce the blob without its token, which is meaningless in another process."""
         return Blob, (self._data,)
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the blob as a part; the cost does not depend on its size. Call only between two turns."""
+        """Return the blob as a part. The cost does not depend on the blob's size. Call this only between two turns."""
         if not self._token:
             self._token = fresh_token()
         size = len(self._data)
@@ -125,7 +127,7 @@ class Blob:
 
 
 def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
-    """Return the chunks as in the base; empty if the base lacks any."""
+    """Return the chunks as the base lists them; empty if the base lacks any of them."""
     chunks: list[SourceChunk] = []
     known = {} if base is None else base.by_token
     rest = size_bytes
@@ -139,7 +141,7 @@ def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[Sou
 
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""Names of NumPy's bit generators. Names in records are only looked up here."""
+"""Names of NumPy's bit generators. Names in records are accepted only if they are in this tuple."""
 
 _WORDS = struct.Struct("<625I")
 
@@ -182,7 +184,7 @@ def encode_generator(generator: Any) -> bytes:
     """Return the state of a `numpy.random.Generator`.
 
     Raises:
-        NotImplementedError: its bit generator is not one of NumPy's own.
+        NotImplementedError: the generator's bit generator is not one of NumPy's own.
     """
     bits = generator.bit_generator
     name = type(bits).__name__
@@ -276,7 +278,7 @@ BLOB_MODULE = "snapline.storage.capture.values"
 TORCH_STATE_MODULE = "snapline.storage.capture.torch_state"
 
 FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
-"""Errors of msgspec and our hooks about a value that cannot be saved."""
+"""Errors that msgspec and snapline's hooks raise for a value that cannot be saved."""
 
 _Value = TypeVar("_Value")
 
@@ -284,8 +286,8 @@ _Value = TypeVar("_Value")
 class Pickled(Generic[_Value]):
     """A value of any class, saved with pickle. Loading a pickle runs code, so anyone who can write to the store can run code here.
 
-    So it requires both a field declared as `Pickled[…]` and `allow_pickle = True` on the agent class. Without the
-    second, saving and loading are refused.
+    Therefore a pickle requires both a field declared as `Pickled[…]` and `allow_pickle = True` on the agent class. Without
+    `allow_pickle`, saving and loading are refused.
     """
 
     __slots__ = ("value",)
@@ -306,7 +308,7 @@ class Pickled(Generic[_Value]):
 
 
 def encode_value(value: object) -> object:
-    """Return the MessagePack form of `value`; for msgspec's `enc_hook`.
+    """Return the MessagePack form of `value`. The function serves as msgspec's `enc_hook`.
 
     Raises:
         NotImplementedError: the value cannot be saved.
@@ -335,7 +337,7 @@ def _encode_rare(value: Any) -> object:
             TENSOR_EXTENSION, with_head(numpy_and_torch.head_of(value), numpy_and_torch.bytes_of(value).tobytes())
         )
     if is_a(value, TORCH_STATE_MODULE, "TorchState"):
-        return value.record()  # plain data and tensors, as of now
+        return value.record()  # plain data and tensors in their current state
     if isinstance(value, Pickled):
         raise NotImplementedError(
             "a pickled value: set allow_pickle = True on the agent class, or save it as plain data"
@@ -344,14 +346,14 @@ def _encode_rare(value: Any) -> object:
 
 
 def encode_pickling(value: object) -> object:
-    """Encode like `encode_value`, with pickles: for states of agents that allow them."""
+    """Encode like `encode_value`, and also encode pickles, for states of agents that allow them."""
     if type(value) is Pickled:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + pickled_bytes(value))
     return encode_value(value)
 
 
 def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
-    """Return the pickle.
+    """Return the pickle of a wrapped value.
 
     Raises:
         NotImplementedError: the value cannot be pickled.
@@ -371,10 +373,10 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 def check_array(array: Any) -> None:
-    """Refuse an array that would be restored as something else: only the bytes and the dtype's short name are saved.
+    """Refuse an array that would be restored as something else, because only the bytes and the dtype's short name are saved.
 
     Raises:
-        NotImplementedError: names the problem of `array`, an ndarray.
+        NotImplementedError: the array is refused; the message names the problem.
     """
     import numpy
 
@@ -401,7 +403,7 @@ def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> byt
 
 
 def with_head(head: bytes, content: bytes) -> bytes:
-    """Return the body of an array or tensor."""
+    """Return the encoded body of an array or tensor: the head and the content."""
     return b"".join((bytes((len(head),)), head, content))
 
 
@@ -417,11 +419,11 @@ _records_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
 
 
 class ArrayHead(NamedTuple):
-    """Head of an array or tensor.
+    """Description of an array or tensor, stored before its bytes.
 
     Attributes:
         is_tracked: the array was in write-tracked memory, and is tracked again after a restore.
-        order: memory order of its bytes, "C" or "F" (Fortran: the first index changes fastest).
+        order: memory order of the bytes, "C" or "F" (Fortran: the first index changes fastest).
     """
 
     dtype: str
@@ -437,7 +439,7 @@ def split_head(data: memoryview) -> tuple[ArrayHead, memoryview]:
 
 
 def make_array(head: ArrayHead, content: Buffer) -> Any:
-    """Return the array over `content`, without a copy.
+    """Return the array that uses the memory `content`, without a copy.
 
     Raises:
         TypeError, ValueError: head and content do not fit.
@@ -448,7 +450,7 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
 
 
 def decode_value(code: int, data: memoryview) -> object:
-    """Return the value of a self-contained extension; arrays are read-only views of `data`.
+    """Return the value of an extension that is encoded without references. Arrays are read-only views of `data`.
 
     Raises:
         EncodingError, TypeError, ValueError, msgspec.DecodeError: the data is invalid.
@@ -492,14 +494,14 @@ _DECODERS: dict[int, Callable[[memoryview], object]] = {
 
 
 def decode_own_value(code: int, data: memoryview) -> object:
-    """Decode like `decode_value`, but arrays own writable memory, since states are changed in place."""
+    """Decode like `decode_value`, but give arrays their own writable memory, since agents change states in place."""
     if code == ARRAY_EXTENSION:
         return make_array(*split_head(data)).copy()
     return decode_value(code, data)
 
 
 def decode_declared(declared: Any, value: object) -> object:
-    """Return `value` as a declared type that is unknown to msgspec; for msgspec's `dec_hook`.
+    """Return `value` as a declared type that msgspec does not know. The function serves as msgspec's `dec_hook`.
 
     Raises:
         NotImplementedError, TypeError, ValueError: the value has another type.
@@ -517,7 +519,7 @@ def decode_declared(declared: Any, value: object) -> object:
 
 
 def record_type_of(declared: Any) -> Any:
-    """Return the `T` of `History[T]`; Any if it is missing."""
+    """Return the type `T` in `History[T]`; Any if it is missing."""
     return (typing.get_args(declared) or (Any,))[0]
 
 

@@ -1,19 +1,19 @@
-"""Finds written pages of our own memory: userfaultfd in asynchronous write-protect mode, and `PAGEMAP_SCAN`.
+"""Finds the written pages of this process's memory with userfaultfd in asynchronous write-protect mode, and with `PAGEMAP_SCAN`.
 
-Problem: a capture of a large array should cost only its changes, but a process does not know which pages it wrote.
+The problem: a capture of a large array should cost only its changes, but a process does not know which pages it wrote.
 
-Model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from
-user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel does that itself: no handler, no thread, no
-signal; the writer pays one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms them
-again, atomically for each page. So each write is seen by the first scan after it, by a concurrent
-scan, or by both. A copy that is made after the scan and before the next write holds the reported content.
+The model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from user code
+or from a system call such as `read`. In mode `WP_ASYNC` the kernel disarms the page itself: no handler, no thread, no signal; the writer
+pays one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms them again, atomically for each page.
+So each write is seen by the first scan after it, by a concurrent scan, or by both. A copy that is made after the scan and before the next
+write holds the reported content.
 
 Invariants:
 
 1. From the end of `arm` to `close`, a page that no scan reports has not been written since the previous scan, or since `arm`.
-2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms it too, so its first write is reported.
-3. Handles belong to one process. After `fork()` the child's memory is not registered, and its inherited handles still
-   refer to its parent's. So a tracker is only valid in the process that made it: `is_mine`.
+2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms such a page too, so its first write is reported.
+3. Handles belong to one process. After `fork()` the child's memory is not registered, and its inherited handles still refer to its parent's
+   memory. So a tracker is only valid in the process that made it: `is_mine`.
 
 Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
 a scan), and writes of another process to shared memory. We register private anonymous memory only.
@@ -22,7 +22,7 @@ Huge pages may stay on: on a write the kernel splits an armed huge page, so the 
 Measured on Linux 6.18, 1 GiB: arming 0.07 ms with huge pages, 8 ms without; scans with 1 % written 0.1 to 0.7 ms either way.
 
 Numbers are from the kernel's `userfaultfd.h`, `fs.h`; `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
-Carries no guarantee alone: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
+The module carries no guarantee alone: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
 """
 
 import array
@@ -41,7 +41,7 @@ _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
 """Number of the system call by machine, for 64-bit processes. Other machines are not supported: their numbers differ and are untested."""
 
 _UFFD_USER_MODE_ONLY = 1
-"""Needs no privilege. Faults in the kernel are also resolved asynchronously, so this loses nothing."""
+"""Flag that needs no privilege. Faults in the kernel are also resolved asynchronously, so the flag loses nothing."""
 _UFFD_API = 0xAA
 _FEATURE_PAGEFAULT_FLAG_WP = 1 << 0
 _FEATURE_WP_UNPOPULATED = 1 << 13  # implied by the next one; explicit, because invariant 2 needs it
@@ -62,7 +62,7 @@ _SCAN_CHECK_WPASYNC = 1 << 1
 _MADV_HUGEPAGE = 14
 
 SCAN_REGIONS = 4096
-"""Regions returned by one system call: 96 KiB of buffer, which fits a core's cache. A scan repeats the call until the end."""
+"""Regions returned by one system call: 96 KiB of buffer, which fits into a core's cache. A scan repeats the call until the end."""
 REGION_WORDS = 3
 """Number of words of a `page_region`: start, end, categories."""
 
@@ -71,7 +71,7 @@ HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class _Handles:
-    """The two descriptors that one process needs, for all its trackers.
+    """The two file descriptors that one process needs for all its trackers.
 
     Attributes:
         userfault: descriptor that registers and arms memory.
@@ -90,13 +90,13 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""Handles by process: at most one entry for this process and, after a fork, those of its ancestors, which are never used again."""
+"""Handles by process: one entry for this process and, after a fork, entries of its ancestors, which are never used again."""
 _verdicts: dict[int, str] = {}
 """Results of `is_supported`, by process."""
 
 
 def is_supported() -> str:
-    """Return an empty string if this process can track writes, otherwise the reason why not.
+    """Return an empty string if this process can track writes, otherwise the reason why it cannot.
 
     The first call in a process tests tracking on a few pages: some systems accept the calls and track nothing.
     """
@@ -133,7 +133,7 @@ class WriteTracker:
         address: start of the mapping: page aligned, from `map_memory`.
         size_bytes: length in whole pages.
 
-    The caller keeps the mapping alive until `close`, or drops tracker and mapping together: unmapping unregisters.
+    The caller keeps the mapping alive until `close`, or drops tracker and mapping together, because unmapping also unregisters.
     """
 
     def __init__(self, address: int, size_bytes: int) -> None:
@@ -145,11 +145,11 @@ class WriteTracker:
 
     @property
     def is_armed(self) -> bool:
-        """Return whether writes are being tracked, in the calling process."""
+        """Return whether writes are being tracked in the calling process."""
         return self._handles is not None and self._handles.process == os.getpid()
 
     def arm(self) -> None:
-        """Track writes from now on. Call once.
+        """Track writes from now on. Call this once.
 
         Raises:
             ExternalFailureError: the kernel call fails.
@@ -183,7 +183,7 @@ class WriteTracker:
         return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
 
     def scan_words(self) -> "array.array[int]":
-        """Scan like `scan`, with a flat result: for each range three words, start address, end address and an unused word.
+        """Scan like `scan`, with a flat result. Each range has three words: start address, end address and an unused word.
 
         Raises:
             ExternalFailureError: the scan failed. The written pages are now unknown: treat everything as written, and `close`.
@@ -222,7 +222,7 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking; writes cost nothing again. May be called twice. Does nothing in a forked child."""
+        """Stop tracking, so that writes cost nothing again. A second call has no effect. In a forked child, the call does nothing."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
             return
@@ -278,7 +278,7 @@ def _open_userfault() -> int:
 
 
 def _try_out() -> str:
-    """Return why writes cannot be tracked here; empty if they can."""
+    """Return the reason why writes cannot be tracked here; empty if they can."""
     if platform.machine() not in _SYSCALL_USERFAULTFD or struct.calcsize("P") != 8:
         return f"not known how to on {platform.machine()} ({platform.architecture()[0]})"
     try:
@@ -300,10 +300,10 @@ def _reason_of(error: OSError) -> str:
 
 
 def _is_seeing_writes(handles: _Handles) -> bool:
-    """Return whether a scan reports a first write, and nothing else."""
+    """Return whether a scan reports a first write to a page, and no other page."""
     page = mmap.PAGESIZE
     memory = map_memory(3 * page)
-    memory[0] = 1  # One populated page, two untouched ones.
+    memory[0] = 1  # One page is populated, two are untouched.
     anchor = ctypes.c_char.from_buffer(memory)
     tracker = WriteTracker(ctypes.addressof(anchor), 3 * page)
     try:
