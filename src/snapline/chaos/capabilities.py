@@ -1,4 +1,4 @@
-"""Capabilities: which fault words work on real processes, here and with each launcher, and why the others do not.
+"""List which fault words work on real processes, on this machine and with each launcher, and why the other words do not.
 
 `EVERYTHING` is the template of `snapline chaos run` without a file. From it the seed draws faults of all kinds that real processes support, on three
 hosts and three coordinators.

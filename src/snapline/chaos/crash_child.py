@@ -1,9 +1,10 @@
-"""The process that runs a crash kit's program: it loads the program once, and forks for each life.
+"""Run a crash kit's program: this process loads the program once, and forks for each run (*life*) of the program.
 
     python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input come from `crash_kit.py`)
 
-For each line of standard input, a folder, the program runs in a new fork. Its notes and its end go to standard output as lines of JSON, each
-written by one call, so that a note written before a SIGKILL is not lost. Only forks change files below the root, so only they are killed.
+Each line of standard input names a folder, for which the program runs in a new fork. The program's notes and its end go to standard output
+as lines of JSON. Each line is written by one call, so that a note written before a SIGKILL is not lost. Only forks change files below the
+root, so only forks are killed.
 """
 
 import asyncio
@@ -28,14 +29,14 @@ def say(to: int, word: str, of: object) -> None:
 
 
 class CrashNote:
-    """Notes of the program on its progress. `of` is any name: a step, an input, a payment."""
+    """Lets the program report its progress as notes. `of` is any name: a step, an input, a payment."""
 
     def __init__(self, to: int, counters: FaultCounters) -> None:
         self._to = to
         self._counters = counters
 
     def _say(self, word: str, of: object) -> None:
-        """Write a note. Each note is also a kill point just before it is written: the change is made, but not yet noted."""
+        """Write a note. Each note is also a kill point just before it is written, when the change is made but not yet noted."""
         number = self._counters.get("changes") + 1
         self._counters.set("changes", number)
         if number == self._counters.get("die_at"):
@@ -43,15 +44,15 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """Note the contents of the opened store; no arguments: it is empty. Call it once in a life."""
+        """Note the contents of the opened store; without arguments the store is empty. Call this once in a life."""
         self._say("found", of)
 
     def began(self, of: str) -> None:
-        """Note that the program begins this now."""
+        """Note that the program now begins the step `of`."""
         self._say("began", of)
 
     def kept(self, of: str) -> None:
-        """Note that the store has confirmed this as durable."""
+        """Note that the store has confirmed `of` as durable."""
         self._say("kept", of)
 
 
@@ -67,7 +68,7 @@ def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
 
 
 def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, counters: FaultCounters) -> None:
-    """Run one life; never return."""
+    """Run the program once in this fork; never return."""
     try:
         result = program(Path(folder), CrashNote(to, counters))
         if inspect.iscoroutine(result):

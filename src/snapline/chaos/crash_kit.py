@@ -1,5 +1,5 @@
-"""Checks that a program resumes correctly from its own store: kills the program at every write, and checks what the next run finds. It works
-for any store.
+"""Check that a program resumes correctly from its own store: kill the program at every write, and check the data that the next run finds. The kit
+works for any store.
 
     def program(folder, note):          # opens its store in `folder`, resumes from its contents, and returns when it is done
         with Store(folder) as store:
@@ -27,8 +27,8 @@ data in a power cut.
 
 Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes only the time of the program's work.
 
-All lives of a story run on one store. A life writes notes: what it found in the store, what it begins, and what the store has confirmed as durable
-("kept"). A store is correct if
+All lives of a story run on one store. A life writes notes on the items that it found in the store, the items that it begins, and the items
+that the store has confirmed as durable ("kept"). A store is correct if
 
 * no life fails or hangs: a crash must not leave a store that cannot be opened (*broken*);
 * every later life that looks finds all kept items (*lost*), and finds no item that was never begun (*invented*);
@@ -70,7 +70,7 @@ class Life(msgspec.Struct, frozen=True):
         killed_at: number of the file change just before which it was killed; 0: it was not killed.
         ended: "killed", "done", "failed" or "hangs".
         result: the program's result as JSON, or its error.
-        found: items found in the store; None if the program did not report any.
+        found: items found in the store; None if the program did not report its findings.
         words: ("began" or "kept", item) in order.
     """
 
@@ -156,7 +156,7 @@ def _clip(text: str) -> str:
 
 
 POINTS = 200
-"""Default number of stories; of a program with more moments, this many are chosen evenly."""
+"""Default number of stories. If a program has more moments, this number of moments is chosen evenly."""
 
 LIFE_S_MAX = 60.0
 """Time limit of one life; a longer one counts as hanging."""

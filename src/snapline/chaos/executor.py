@@ -1,4 +1,4 @@
-"""The executor of faults on real processes: a core, with its commands and events. `local_faults.py` carries its commands out.
+"""Decide which commands carry out faults on real processes. This module is a core; `local_faults.py` carries out its commands.
 
 Theory of operation
 -------------------
@@ -186,7 +186,7 @@ class ChaosExecutor:
 
     Attributes:
         faults: the executed faults.
-        over_ns: time when the last fault is over, since `begin`.
+        over_ns: time when the last fault is over, counted from `begin`.
         flipped: damaged files.
     """
 
@@ -433,7 +433,7 @@ class ChaosExecutor:
         return self._observed.leader
 
     def depose(self) -> None:
-        """Freeze the leader for `DEPOSED_NS`, so that another one is elected while it still believes to lead."""
+        """Freeze the leader for `DEPOSED_NS`, so that another replica is elected while the old leader still considers itself the leader."""
         leader = self.leader()
         if leader:
             self._freeze(leader)

@@ -1,6 +1,6 @@
-"""Failpoints of real processes, by files in a folder that the whole fleet shares: armed points, numbers of passes, and nodes that were hit.
+"""Arm failpoints in real processes through files in a folder that the whole fleet shares. The files hold armed points, pass counts, and nodes hit.
 
-A pass costs one `stat` of the file `armed`. Passes of an armed point are counted under a lock, over all processes.
+Passing a failpoint costs one `stat` of the file `armed`. Passes of an armed point are counted under a lock, over all processes.
 """
 
 import fcntl
@@ -57,7 +57,7 @@ class FailpointArmer:
 
 
 class FailpointReader:
-    """Failpoints as one process passes them."""
+    """Reads the armed failpoints in a process that passes them."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder

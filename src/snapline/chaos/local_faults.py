@@ -1,18 +1,18 @@
-"""Driver of faults for a fleet of real processes on this machine: carries the executor's commands out, and decides nothing.
+"""Inject faults into a fleet of real processes on this machine. This driver carries out the executor's commands, and makes no decisions.
 
-DIR/chaos/controls/NODE   faults of its disk and clock (`preload.py`)
-DIR/chaos/journals/NODE   its unsynced changes (`preload.c`)
+DIR/chaos/controls/NODE   faults of the node's disk and clock (`preload.py`)
+DIR/chaos/journals/NODE   the node's unsynced changes (`preload.c`)
 DIR/chaos/points/         armed failpoints (`failpoints.py`)
 DIR/chaos/preload.so      compiled here if there is a compiler
 
 The network
 -----------
-Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks bytes. It finds the caller in the
-kernel's socket tables by the port of the other end. So it distinguishes both directions between any two nodes, without root and without help of the
-product. Peers that are no nodes (tools, the launcher) have no faults.
+Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks bytes. The gate finds
+the caller in the kernel's socket tables by the port of the other end. So it distinguishes both directions between any two nodes, without
+root and without support in the product. Peers that are not nodes (tools, the launcher) have no faults.
 
 Bytes on a blocked path wait until the path is open again, like TCP's retransmissions. No byte is lost, so a partition never corrupts a stream;
-it can only end by keepalive. A lost packet is a delay, too: TCP's retransmission timeout, doubled each time.
+the stream can only end by keepalive. A lost packet is also simulated as a delay: TCP's retransmission timeout, doubled each time.
 Difference from a real network: a connection to a partitioned node is accepted here, and stays silent (half open).
 """
 
@@ -145,7 +145,7 @@ class Gates:
             await self._changed.wait()
 
     def _delay_s(self, path: Path_, size: int) -> float:
-        """Return the delay. A byte waits for those before it, so its delay may double."""
+        """Return the delay. A byte waits for the bytes before it, so its delay may double."""
         faults = self._paths[path]
         delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
         for _ in range(1 + size // SEGMENT_BYTES if faults.loss_per_mille else 0):
@@ -273,7 +273,7 @@ class FaultableCommands:
 
 
 class LocalFaults:
-    """Carries a scenario out on this machine.
+    """Carries out a scenario on this machine.
 
     Attributes:
         fleet: the fleet's processes.

@@ -1,7 +1,7 @@
-"""Faults of disks and clocks of real processes: compiles `preload.c`, which intercepts the C library, and simulates power cuts.
+"""Inject faults of disks and clocks into real processes: compile `preload.c`, which intercepts the C library, and simulate power cuts.
 
-The faults of one process are numbers in memory that it shares with the process that runs chaos, and reads at each call (`FaultCounters`). Writing
-one number begins or ends a fault. The process does not cooperate, and the faults also apply to it after a restart.
+The faults of one process are numbers in memory that the process shares with the chaos process and reads at each call (`FaultCounters`).
+Writing one number begins or ends a fault. The process itself needs no support for faults, and the faults also apply to it after a restart.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ SIZE = 8 * len(FIELDS)
 
 
 class FaultCounters:
-    """The numbers of one process, all 0 at first."""
+    """The fault numbers of one process, all 0 at first."""
 
     def __init__(self, path: Path) -> None:
         """Map the file; create it if it is missing."""

@@ -1,13 +1,13 @@
-"""Faults of a fleet's processes, the same for every launcher: kill, end, freeze, slow down, restart.
+"""Inject faults into a fleet's processes, in the same way for every launcher: kill, end, freeze, slow down, restart.
 
-A launcher's commands take time and may overtake each other. So `Processes` sends the commands for one process one after the other. Each reads the
-target speed when its turn comes, so that the last request wins.
+A launcher's commands take time and may overtake each other. So `Processes` sends the commands for one process one after the other. Each
+command reads the target speed when it is sent, so that the last request wins.
 
-`RemoteFaults` is the driver for a fleet at another launcher's place: it carries out the executor's commands that a launcher can, and damages files
-of the store. The processes are plain snapline command lines, without the fault wrapper, failpoints and gates. All of them, and this process,
-share one folder, which has the scenario and the store.
+`RemoteFaults` is the driver for a fleet of another launcher. It carries out those commands of the executor that a launcher supports, and
+damages files of the store. The processes run plain snapline command lines, without the fault wrapper, failpoints and gates. All of them,
+and this process, share one folder, which contains the scenario and the store.
 
-`leftovers` finds processes that a killed run has left. The kernel ends processes with their parent, so there should be none.
+`leftovers` finds processes that a killed run has left behind. The kernel ends processes with their parent, so there should be none.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from snapline.messages.status import FleetStatus
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
 DUTY_S = 0.1
-"""Period of the duty cycle: a slow process runs for its percentage of it, and is frozen for the rest."""
+"""Period of the duty cycle. A slow process runs for its percentage of the period, and is frozen for the rest."""
 
 LOOK_S = 0.02
 EXIT_LIMIT_S = 10.0
@@ -185,13 +185,13 @@ NAME_BYTES = 3
 
 
 class RemoteFaults:
-    """Carries a scenario out at a remote place.
+    """Carries out a scenario at a remote place.
 
     Attributes:
         fleet: the fleet's processes.
         name: name of the fleet at its place.
         status: last known status of the fleet.
-        lost: always empty: no data is lost here.
+        lost: always empty, since this driver loses no data.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""One chaos run: carries out a scenario with a seed on real processes, here or at a launcher's place, and returns a verdict.
+"""Carry out one chaos run: a scenario with a seed on real processes, on this machine or with another launcher. The result is a verdict.
 
 As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold: the fleet runs, an epoch
 completes, the work gets done. The seed determines random choices, such as the process that is hit. It does not determine when a process reaches a
 failpoint, or which messages are in transit at a kill. So a seed repeats the faults, not the run.
 
-`StoreJudge` checks the fleet all the time by its store alone, and remembers what each complete epoch held. Its oracles have the same names as those of
-the simulator with the same check:
+`StoreJudge` checks the fleet continuously, from its store alone, and remembers the content of each complete epoch. Its oracles have the
+same names as the simulator's oracles with the same check:
 
 | guarantee | oracle | condition for each complete epoch |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""The fleet of a scenario for real processes: a pattern of the simulator, or the user's fleet, that ends on request."""
+"""Build the fleet of a scenario for real processes: a workload pattern of the simulator, or the user's fleet. The fleet ends on request."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Events by position, and the effects of recoveries and cuts on them.
+"""Compute the effects of recoveries and cuts on events, which are identified by position.
 
 Theory of operation
 -------------------
@@ -6,20 +6,21 @@ An event's *position* is its index in an order that respects causality and each 
 by one, this module computes:
 
 - events undone by a recovery: all events of an agent after its checkpoint on the recovery's line;
-- the cuts: a cut names checkpoints by number; numbers are used again after a recovery, so a number means the last
-  checkpoint of that number when the cut is added;
-- messages: one arrow for each send. After a recovery a message may be received again: the arrow then has two ends.
+- the cuts: a cut names checkpoints by number. Numbers are used again after a recovery, so a number means the last checkpoint with that
+  number
+    when the cut is added;
+- messages: each send has one arrow. After a recovery a message may be received again; then the arrow has two ends.
 
 An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. For a
-set of cuts a message is an *orphan* if a cut holds its receive but not its send (G1), *in transit* if a cut holds its send but
-not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. The caller may name additional orphans.
+set of cuts a message is an *orphan* if a cut contains its receive but not its send (G1), and *in transit* if a cut contains its send but
+not its receive (G2). Otherwise it is *undone* if a recovery undid its send, and else *ordinary*. The caller may name additional orphans.
 A cut without the sender or the receiver does not affect the state of a message.
 
 Vector clocks, and logs for ShiViz
 ----------------------------------
-The clocks are Fidge and Mattern's (1988): an event raises its lane's own entry by one, and takes the entrywise maximum with the clocks that it
-*takes*: a receive takes the clock that its send *left*. Events that are not counted pass clocks on without raising them. So events
-omitted from a picture still connect the shown ones, whose entries are 1, 2, 3 … without gaps, as ShiViz requires.
+The clocks are Fidge and Mattern's (1988). An event increments the entry of its own lane, and forms the entrywise maximum with the clocks
+that it *takes*; a receive takes the clock that its send *left*. Events that are not counted pass on clocks without incrementing them. So
+events omitted from a picture still connect the shown events, whose entries are 1, 2, 3 … without gaps, as ShiViz requires.
 
 A log has two lines for each event: its lane with the clock as JSON, and the description of the event. The first line of the file is
 the regular expression that parses events; the second could separate several executions and is empty.
@@ -118,7 +119,7 @@ class PastEvents:
         sent.received.append(position)
 
     def add_cut(self, name: str, numbers: Mapping[str, int]) -> None:
-        """A cut through the checkpoints that have these numbers now."""
+        """Add a cut through the checkpoints that currently have these numbers."""
         found = {agent: self._latest.get((agent, number), INITIAL) for agent, number in numbers.items()}
         positions = {agent: at for agent, at in found.items() if at != INITIAL or numbers[agent] == 0}
         if positions:
@@ -147,7 +148,7 @@ class PastEvents:
             self.fronts.append(Front("line", f"recovery {extent}", positions))
 
     def marks(self, first: int, last: int, cuts: Sequence[Front] = ()) -> Iterator[Mark]:
-        """The checkpoints from position `first` to `last`."""
+        """Yield the checkpoints from position `first` to `last`."""
         cut_names: dict[float, list[str]] = {}
         for cut in cuts:
             for place in cut.places.values():
@@ -180,7 +181,7 @@ class PastEvents:
                 )
 
     def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
-        """Return the state of a message, and why."""
+        """Return the state of a message and the reason for the state."""
         cuts_by_state: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
         for cut in cuts:
             cuts_by_state[self._state_at_cut(sent, cut)].append(cut.label)
@@ -236,9 +237,9 @@ class ClockStep(msgspec.Struct, frozen=True):
     """One event of one lane.
 
     Attributes:
-        leaves: name under which later steps can take its clock.
-        takes: names of the clocks that it takes, if they were left.
-        is_counted: False: it passes clocks on and is not an event of its own.
+        leaves: name under which later steps can take the clock of this step.
+        takes: names of the clocks that this step takes, if earlier steps left them.
+        is_counted: False if the step only passes on clocks and does not count as an event.
     """
 
     lane: str
@@ -298,7 +299,7 @@ def shiviz_log(steps: Iterable[ClockStep]) -> str:
 
 
 class _Names:
-    """Unique names without blanks for lanes."""
+    """Assigns unique names without spaces to lanes."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

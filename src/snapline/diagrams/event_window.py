@@ -1,11 +1,11 @@
-"""Events of a fleet and their space-time diagram: rows, windows, descriptions, and the happened-before relation.
+"""Draw the events of a fleet as a space-time diagram: rows, windows, descriptions, and the happened-before relation.
 
 An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an agent
-or, if there are too many agents, to a host. Markers go from host to host, so hosts have rows of their own above their agents. A picture with
-rows for hosts alone omits messages within a host, and shows the records of a host's agents for one epoch as one mark, at the last record.
+or, if there are too many agents, to a host. Markers go from host to host, so hosts have separate rows above their agents. A picture that
+has only rows of hosts omits messages within a host. It shows the records of a host's agents for one epoch as one mark, at the last record.
 
-A row is a process in the sense of vector clocks. A recovery starts a new process for each row that goes back: `a#3` continues from the
-checkpoint of `a` on the line of plan 3, so undone events are not in its past.
+A row is a process in the sense of vector clocks. A recovery starts a new process for each row that is rolled back. The process `a#3`
+continues from the checkpoint of `a` on the recovery line of plan 3, so undone events are not in its past.
 
 The diagram shows a window of events. Every event has a column of its own, regardless of the time between events: bursts are readable, and
 pauses take no space. The axis shows the times. An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between
@@ -34,13 +34,14 @@ from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerS
 Rows = Literal["agents", "hosts"]
 
 ROWS_MAX = 24
-"""Default for the largest number of rows of agents, or of hosts; the busiest are shown. They fit on a screen with readable arrows."""
+"""Default limit for the number of rows of agents, or of hosts. The busiest are shown. This number of rows fits on a screen with readable
+arrows."""
 
 CHOSEN_MAX = 60
 """Largest number of chosen rows."""
 
 KEPT_MAX = 8
-"""Largest number of cached choices of rows: enough for a few viewers."""
+"""Number of cached selections of rows, enough for a few viewers."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 _DIGITS = re.compile(r"(\d+)")
@@ -64,12 +65,14 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """All known events. Read only; thread-safe.
+    """All known events. Instances are read-only and thread-safe.
 
     Attributes:
-        events: events in their order. is_whole: they begin with the start of the fleet.
-        homes: agent → its last known host. hosts: all hosts.
-        busy: agent → number of its events.
+        events: all events, in order.
+        is_whole: the events begin with the start of the fleet.
+        homes: agent → last known host of the agent.
+        hosts: all hosts.
+        busy: agent → number of the agent's events.
         past: undone events and cuts.
     """
 
@@ -90,7 +93,7 @@ class EventLog:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Past of the events, made when a picture is drawn."""
+        """Return undone events and cuts, computed when the first picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -127,7 +130,7 @@ class EventLog:
         ]
 
     def window(self, rows: Rows, lanes: tuple[str, ...], *, count: int) -> Window:
-        """The last `count` events of these rows."""
+        """Return the window with the last `count` events of these rows."""
         shown: dict[Hashable, None] = {}
         for position in reversed(self._positions(rows, lanes)):
             if len(shown) == count:
@@ -151,7 +154,7 @@ class EventLog:
         return replace(window, first=start, end=stop) if start < stop else window
 
     def shown(self, window: Window) -> list[int]:
-        """Positions of the events that the picture has."""
+        """Return the positions of the events in the picture."""
         all_positions = self._positions(window.rows, window.lanes)
         positions = all_positions[bisect_left(all_positions, window.first) : bisect_left(all_positions, window.end)]
         if window.rows == "agents":
@@ -164,7 +167,10 @@ class EventLog:
         return [each for each in positions if self._record(each) is None or each in last]
 
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
-        """Return the positions of all events of these rows; a page needs them often, and there may be 10,000 other agents."""
+        """Return the positions of all events of these rows.
+
+        Results are cached, since a page needs them often and there may be 10,000 other agents.
+        """
         positions = self._kept.get((rows, lanes))
         if positions is None:
             shows = self._shows(rows, frozenset(lanes))
@@ -193,7 +199,7 @@ class EventLog:
         return shows
 
     def row_at(self, position: int, rows: Rows) -> str:
-        """Return the row of an event that is no recovery."""
+        """Return the row of an event that is not a recovery."""
         traced = self.events[position]
         event = traced.event
         if isinstance(event, TracedMarkerSend | MarkerCame):
@@ -218,7 +224,7 @@ class EventLog:
         )
 
     def partner(self, position: int) -> int | None:
-        """The event at the other end of a message or a marker."""
+        """Return the position of the event at the other end of a message or a marker."""
         other_end = self._partner[position]
         return other_end if other_end >= 0 else None
 
@@ -243,7 +249,7 @@ class EventLog:
         return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
 
     def shiviz(self, window: Window) -> str:
-        """The events of the picture as a log of ShiViz."""
+        """Return the events of the picture as a ShiViz log."""
         shown = frozenset(each for each in self.shown(window))
         steps = self._steps(window.rows, lambda position: position in shown)
         return shiviz_log(
@@ -276,7 +282,10 @@ class EventLog:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Yield the first steps of rows that go back: each is a new process with the past of its checkpoint, or of all checkpoints for a host."""
+        """Yield the first steps of rolled-back rows.
+
+        Each is a new process with the past of its checkpoint; for a host, of all its agents' checkpoints.
+        """
         checkpoints = {agent: (agent, number) for agent, number in line.items() if number is not None}
         first_takes: dict[str, tuple[Hashable, ...]] = {
             agent: (checkpoint,) for agent, checkpoint in checkpoints.items()
@@ -288,7 +297,7 @@ class EventLog:
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     def _rolled_back_hosts(self, back: Container[str]) -> list[str]:
-        """Return the hosts whose agents all go back. The other hosts keep their past."""
+        """Return the hosts whose agents are all rolled back. The other hosts keep their past."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
@@ -328,7 +337,7 @@ class EventLog:
 
 
 def time_of_day(time_ns: int, digits: int = 6) -> str:
-    """`12:00:01.234567`."""
+    """Format a time as `12:00:01.234567`."""
     return (
         datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%H:%M:%S")
         + f".{time_ns % 1_000_000_000:09d}"[: digits + 1]
@@ -342,12 +351,15 @@ def message_name(message: str) -> str:
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for sorting as people count: `a-2` before `a-10`."""
+    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """Return, by position, that of the other end of a message or a marker; -1: there is none. A reused name means its last send."""
+    """Return for each position the position of the other end of its message or marker, or -1.
+
+    A name that was used again refers to its last send.
+    """
     partner_of = [-1] * len(events)
     sent: dict[str, int] = {}
     for position, traced in enumerate(events):
@@ -390,7 +402,10 @@ def _past_of(event_log: EventLog) -> PastEvents:
 
 
 def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
-    """Return the recovery for a trace that begins in the middle: agents without a checkpoint in it go back to before their first event."""
+    """Return the recovery for a trace that begins in the middle.
+
+    An agent whose checkpoint is not in the trace is rolled back to before its first event.
+    """
     return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
 
 
@@ -413,10 +428,10 @@ def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, 
 
 
 STEP_MIN = 9
-"""Smallest distance between two events, in pixels: their dots can be distinguished and clicked."""
+"""Smallest distance between two events, in pixels, at which their dots can be distinguished and clicked."""
 
 MILLISECONDS_FROM_NS = 50_000_000
-"""Shortest window whose axis is in milliseconds: in a shorter one several ticks would be equal."""
+"""Shortest window whose axis is in milliseconds. In a shorter window several ticks would show the same number."""
 
 Href = Callable[[int], str]
 """Returns the target of a click on the event at a position."""
@@ -443,7 +458,7 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Maker of one picture. Places are columns; `shown` has the position of each column."""
+    """Builds the scene of one picture. Places are columns; `shown` has the position of each column."""
 
     def __init__(self, event_log: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._event_log = event_log
@@ -493,7 +508,7 @@ class _Maker:
         return self._event_log.row_at(position, self._window.rows)
 
     def _lane_of(self, agent: str) -> str:
-        """The row of an agent, if it has one."""
+        """Return the row of an agent; None if the agent has no row."""
         if self._window.rows == "hosts":
             agent = HOST_PREFIX + self._event_log.homes.get(agent, "")
         return agent if agent in self._lanes else ""
@@ -589,7 +604,7 @@ class _Maker:
             yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
 
     def _front(self, front: Front) -> Front | None:
-        """Return the front in columns; for rows of hosts, through their last records."""
+        """Return the front in columns. For rows of hosts, the front runs through the last records of the hosts' agents."""
         places: dict[str, float] = {}
         for agent, position in front.places.items():
             lane = self._lane_of(agent)

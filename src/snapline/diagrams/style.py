@@ -1,4 +1,4 @@
-"""Common parts of all pictures: style, marks, the paths of arrows, escaped text, legends, and the page around a picture.
+"""Draw the common parts of all pictures: style, marks, the paths of arrows, escaped text, legends, and the page around a picture.
 
 Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. The light value precedes
 each variable as a plain colour, for viewers without variables. Every function is pure and deterministic.
@@ -93,7 +93,7 @@ _COLORED = re.compile(r"([\w-]+): var\(--([\w-]+)\);")
 
 
 def _with_plain(declarations: str) -> str:
-    """Precede each variable with its plain colour, for viewers without variables."""
+    """Add each variable's plain colour before the variable, for viewers that do not support variables."""
     return _COLORED.sub(lambda found: f"{found[1]}: {COLORS[found[2]][0]}; {found[0]}", declarations)
 
 
@@ -158,12 +158,12 @@ def shape(kind: str, x: float, y: float, size: float) -> str:
 
 
 def cross(x: float, y: float) -> str:
-    """The mark of a failure."""
+    """Return the mark of a failure."""
     return f"M{px(x - 5)} {px(y - 5)}l10 10M{px(x - 5)} {px(y + 5)}l10 -10"
 
 
 def alive(x: float, y: float) -> str:
-    """The mark of a live state."""
+    """Return the mark of a live state."""
     return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
 
 
@@ -187,7 +187,7 @@ def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 
 
 
 def _clip(point: Point, other: Point, left: float, right: float) -> Point:
-    """`point`, or where the way from it to `other` enters the plot."""
+    """Return `point`, or the point at which the line from `point` to `other` enters the plot."""
     x = min(max(point[0], left), right)
     if x == point[0] or other[0] == point[0]:
         return x, point[1]
@@ -195,7 +195,10 @@ def _clip(point: Point, other: Point, left: float, right: float) -> Point:
 
 
 def link(content: str, href: str, words: str) -> str:
-    """Return `content` as a link; unchanged without an address. Not in the order of the Tab key: a page has a list next to the picture."""
+    """Return `content` as a link, or unchanged without an address.
+
+    The Tab key skips the link, since a page has a list next to the picture.
+    """
     if not href:
         return content
     label = html.escape(clean(words))
@@ -203,12 +206,12 @@ def link(content: str, href: str, words: str) -> str:
 
 
 def title(*parts: str) -> str:
-    """A `<title>`: browsers show it as a tooltip. Empty parts are left out."""
+    """Return a `<title>` element, which browsers show as a tooltip. Empty parts are omitted."""
     return f"<title>{text(', '.join(part for part in parts if part))}</title>"
 
 
 def data(**values: object) -> str:
-    """Return `data-*` attributes; None and empty values are left out."""
+    """Return `data-*` attributes. None and empty values are omitted."""
     return "".join(
         f' data-{name.replace("_", "-")}="{html.escape(clean(str(value)))}"'
         for name, value in values.items()
@@ -217,7 +220,7 @@ def data(**values: object) -> str:
 
 
 def text(words: str) -> str:
-    """`words` as content of an element."""
+    """Return `words` escaped as the content of an element."""
     return html.escape(clean(words), quote=False)
 
 
@@ -232,7 +235,7 @@ def shortened(words: str, length: int = 30) -> str:
 
 
 def px(value: float) -> str:
-    """Format a coordinate with one decimal: deterministic, short, and finer than a pixel."""
+    """Format a coordinate with one decimal, which is deterministic, short, and finer than a pixel."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded
 
@@ -391,5 +394,5 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
 
 
 def picture(svg: str, *, name: str = "space-time diagram", kind: str = "") -> str:
-    """A picture that scrolls if it is wide. `kind`: a class for it."""
+    """Return an element with a picture, which scrolls if the picture is wide. `kind`: CSS class of the element."""
     return f'<div class="picture {kind}" tabindex="0" role="region" aria-label="{name}">\n{svg}</div>'

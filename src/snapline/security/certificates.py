@@ -1,4 +1,4 @@
-"""A fleet's own authority, and the certificates it signs; needs `snapline[crypto]`.
+"""Manage a fleet's own certificate authority, and sign certificates (needs `snapline[crypto]`).
 
 All files are in one folder. The authority's certificate names the trust domain of its fleet, so certificates issued later
 belong to the same domain. A certificate carries a SPIFFE URI with role and name, which identifies a client, and DNS names,
@@ -40,7 +40,8 @@ CERTIFICATE, KEY = "ca.crt", "ca.key"
 
 AUTHORITY_DAYS = 3650
 DAYS = 365
-"""Validity of the authority, and of certificates that it signs, in days: certificates are renewed well before they expire, the authority seldom."""
+"""Validity of the authority and of the certificates that it signs, in days. Certificates are renewed well before they expire, the authority
+rarely."""
 
 DAYS_MAX = 3650
 
@@ -48,7 +49,7 @@ CHAIN_MAX = 8
 """Largest number of certificates checked in one chain; most chains have one or two."""
 
 BACKDATE = datetime.timedelta(hours=1)
-"""Certificates are valid from this long before they are issued: the clocks of a fleet's machines may differ."""
+"""Time before issue from which certificates are valid, because the clocks of a fleet's machines may differ."""
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
@@ -140,7 +141,7 @@ class Authority:
         return Issued(role, name, *paths, x509.load_pem_x509_certificate(certificate).not_valid_after_utc)
 
     def renew(self, *, days: int = DAYS) -> list[Issued]:
-        """Sign everything in the folder anew, with new keys.
+        """Renew all certificates in the folder, with new keys.
 
         Raises:
             UsageError: the folder has no signed certificates.

@@ -1,10 +1,10 @@
 """Dial-back: verify a peer without a certificate by calling its advertised address.
 
-Without TLS a stream's first message names the sender, and anyone who reaches the port can forge it: a forged hello would replace
-the real stream. But the addresses of hosts and replicas are known. So the dialler puts a random id into the metadata of its
-call. The callee then calls `Confirm` at the address in the roster or in the list of members, with this id. Only the
-process that listens there can confirm the id, and it confirms only ids that it made. The callee reads and changes nothing
-else before the answer.
+Without TLS a stream's first message names the sender, and anyone who reaches the port can forge this message; a forged first message would
+replace the real stream. But the addresses of hosts and replicas are known. So the dialling process puts a random id into the metadata of
+its call. The callee then calls `Confirm` at the address in the roster or in the list of members, with this id. Only the process that
+listens there can confirm the id, and it confirms only ids that it created. The callee reads no further data and changes nothing before the
+answer.
 
 With TLS the certificate identifies the caller, and there is no dial-back.
 
@@ -68,7 +68,7 @@ class OutgoingCalls:
         )
 
     async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
-        """Return the ids that are ours."""
+        """Return those of the ids that this process has created."""
         return link_pb2.CallIds(id=[call_id for call_id in asked.id[:ASKED_MAX] if call_id in self._ids])
 
 
@@ -76,7 +76,7 @@ class DialBackClient:
     """Client of `Confirm`: asks the claimed caller whether a call is its own."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
-        """`service` is the one whose `Confirm` peers serve, `role` what they are."""
+        """Create the client. `service`: gRPC service whose `Confirm` the peers serve. `role`: role of the peers."""
         self._security = security
         self._method = f"/{service}/{METHOD}"
         self._role = role
@@ -137,7 +137,7 @@ class RefusalLog:
         self._skipped = 0
 
     def say(self, sentence: str) -> None:
-        """Log it, or count it."""
+        """Log the sentence, or only count it if the last log line is too recent."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._last_s + REFUSAL_LOG_S:
             self._skipped += 1

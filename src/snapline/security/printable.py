@@ -1,7 +1,8 @@
-"""Text made safe for a terminal, whatever its author.
+"""Make untrusted text safe to print on a terminal.
 
-Inputs, agents, hosts, certificates and stores contain untrusted text, and a terminal interprets it: an escape sequence hides lines or
-sets a title, a bidirectional mark reverses names. So all output and all log lines pass through `printable`, which makes such characters visible.
+Inputs, agents, hosts, certificates and stores contain untrusted text, which a terminal would interpret. An escape sequence can hide lines
+or set a title; a bidirectional mark reverses names. So all output and all log lines pass through `printable`, which makes such characters
+visible.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""RPC authorization: the table of every RPC that snapline serves, and the guard in front of all of them.
+"""Authorize RPCs: the table of every RPC that snapline serves, and the guard that checks every call.
 
-With mutual TLS a caller's certificate states its role (`transport.py`). The guard checks it before a byte of the request is
+With mutual TLS a caller's certificate states its role (`transport.py`). The guard checks the role before a byte of the request is
 read, and an RPC that is not in the table is denied to all callers. The RPC's handler checks differences between callers of the
 same role (a host acts for itself only).
 
@@ -47,7 +47,7 @@ CALLS_MAX = 4_096
 waiting program has a call in progress."""
 
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of unread responses: four of the largest. Beyond it new requests are refused; responses of calls in progress still count."""
+"""Largest total size of a caller's unread responses: four of the largest responses. Beyond this size new requests are refused."""
 
 
 class ResponseLimits:
@@ -58,7 +58,7 @@ class ResponseLimits:
         self._bytes: dict[str, int] = {}
 
     def refusal(self, caller: str) -> str:
-        """Return why another call of this caller may not begin; empty: it may."""
+        """Return why another call of this caller may not begin; empty if it may."""
         if self._calls.get(caller, 0) >= CALLS_MAX:
             return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
         if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
@@ -93,7 +93,7 @@ class CallUnderWay:
             self._limits._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
-        """Note that the answer was read or abandoned. A second call is a no-op."""
+        """Record that the answer was read or abandoned. A second call has no effect."""
         if not self._is_over:
             self._is_over = True
             self._limits._change(self._caller, calls=-1, size=-self._size)
@@ -204,8 +204,8 @@ class RpcRule(NamedTuple):
         roles: roles that may call it.
         request_bytes_max: largest size of a request; 0: a stream, which its handler bounds.
         note: text for the documentation.
-        is_for_itself: a host or replica may act for itself only; the handler checks that.
-        acts: it changes something; calls of operators and admins are logged.
+        is_for_itself: a host or replica may act only for itself; the handler checks this.
+        acts: the RPC changes something, so calls of operators and admins are logged.
     """
 
     roles: tuple[str, ...]
@@ -263,7 +263,7 @@ RPC_RULES = {
 
 
 class Caller(NamedTuple):
-    """Identity of a caller. None: nobody of this fleet, or unknown (no TLS).
+    """Identity of a caller. The identity is None for a caller outside of this fleet, and without TLS.
 
     Attributes:
         digest: digest of the token that proves the identity, if any.
@@ -358,7 +358,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
     def _refusal(self, caller: Caller, rule: RpcRule, method: str) -> str | None:
-        """Return why the caller may not; None if it may. Without TLS every caller may."""
+        """Return why the caller may not make the call; None if it may. Without TLS every caller may."""
         if not self._security.is_tls:
             return None
         identity = caller.identity
@@ -411,7 +411,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         free. Without TLS callers cannot be distinguished, and no call waits.
 
         Raises:
-            ProtocolError: it has more bytes than are allowed.
+            ProtocolError: the message has more bytes than are allowed.
         """
         async with self._place(context) as is_alone:
             data = await read_first(context, limit_s)
@@ -515,7 +515,7 @@ class _Call:
                 await self._guard.record(context, self._method, str(context.details()), FAILED)
 
     async def stream(self, requests: Any, context: Context) -> None:
-        """A stream of small requests, as reflection has."""
+        """Serve a stream of small requests, as the reflection service has."""
         await self._check(context)
         await self._guard.begin(context)
 
@@ -580,7 +580,7 @@ async def _refuse_unknown(_requests: Any, context: Context) -> None:
 
 
 def _as_stream(serve: Callable[[Any, Context], Awaitable[Any]], handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler that gets bytes, not before it asks for them."""
+    """Return a handler that gets bytes, and only when it asks for them."""
     serialize = None if handler is None else handler.response_serializer
     if handler is not None and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(serve, None, serialize)

@@ -1,6 +1,6 @@
-"""Transport security: loopback plaintext, mutual TLS, or plaintext because the user insists; and the diagnosis of failed connections.
+"""Secure the transport: plaintext on loopback, mutual TLS, or plaintext at the user's request. Failed connections are diagnosed.
 
-With mutual TLS every process has a certificate of one authority. The certificate names the process twice. A server reads the
+With mutual TLS every process has a certificate from one authority. The certificate names the process in two forms. A server reads the
 SPIFFE URI `spiffe://DOMAIN/host/h3` and compares it with the client's claimed identity. A client requires the DNS name
 `h3.host.DOMAIN` of the server, since the aio client cannot see the server's certificate. `rpc_authorization.py` has the roles and
 their rights; `certificates.py` makes certificates. DOMAIN belongs to one fleet: certificates of another domain are invalid, even
@@ -205,7 +205,7 @@ class Security:
         return grpc.aio.secure_channel(address, self._client_credentials(), options=client_options(expected))
 
     def open_blocking_channel(self, address: str, *, role: str, name: str) -> grpc.Channel:
-        """The same for a thread that has no event loop."""
+        """Open a channel like `open_channel`, for a thread that has no event loop."""
         self.check_dial_address(address)
         if not self.is_tls:
             return grpc.insecure_channel(address, options=client_options())
@@ -220,7 +220,7 @@ class Security:
         return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._token))
 
     def client_context(self) -> "ssl.SSLContext":
-        """Return the same trust as a context of Python's `ssl`. OSError: the files cannot be read, or do not belong together."""
+        """Return a context of Python's `ssl` with the same trust. Raises OSError if the files cannot be read or do not belong together."""
         import ssl
 
         assert self._files is not None, "only with TLS"
@@ -244,7 +244,7 @@ class Security:
         return next(iter(auth_context.get("x509_pem_cert_chain") or auth_context.get("x509_pem_cert") or ()), b"")
 
     def identity_in(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity in a certificate with these names; None if none of them is of this domain."""
+        """Return the identity in a certificate with these names; None if no name belongs to this domain."""
         prefix = f"spiffe://{self.domain}/"
         identities = [name[len(prefix) :] for name in names if name.startswith(prefix)]
         if len(identities) != 1 or identities[0].count("/") != 1:
@@ -277,7 +277,7 @@ class Security:
         return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
-        """Return why the caller may not act as `name` of `role`; None if it may. Without TLS every caller may."""
+        """Return why the caller may not act as `name` of `role`; None if the caller may. Without TLS every caller may."""
         if not self.is_tls:
             return None
         identity = self.identity(context)
@@ -287,7 +287,7 @@ class Security:
         return f"the certificate {says}, the caller says {role} {name}"
 
     def reload(self) -> bool:
-        """Read the certificates again, if their files changed; returns whether they did.
+        """Read the certificates again if their files have changed; return whether they have.
 
         Files that cannot be read, or do not belong together, are logged, and the old ones stay in use: rotation is not
         atomic, and the next call may find all three.
@@ -447,7 +447,7 @@ HANDSHAKES = 2
 
 
 class DistrustTracker:
-    """Time since when each address is distrusted, and whether that is final. Does no I/O."""
+    """Tracks since when each address is distrusted, and whether the distrust is final. The class does no I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
@@ -456,7 +456,7 @@ class DistrustTracker:
 
     @property
     def is_distrust_final(self) -> bool:
-        """Return whether no peer has ever answered, though each address was tried."""
+        """Return whether distrust is final: each address was tried, and no peer has ever answered."""
         return not self._is_proved and not self._untried
 
     @property
@@ -465,7 +465,7 @@ class DistrustTracker:
         return self._is_proved
 
     def answered(self) -> None:
-        """Note that a peer has answered."""
+        """Record that a peer has answered."""
         self._is_proved = True
 
     def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
@@ -545,7 +545,7 @@ def trust_advice(why: str) -> str:
 
 
 async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
-    """One handshake, up to the first byte that a server sends to whom it trusts."""
+    """Make one handshake, up to the first byte that a server sends to a trusted client; return why one side rejected the other, if it did."""
     import ssl
 
     host, _, port = address.rpartition(":")

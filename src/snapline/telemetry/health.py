@@ -1,4 +1,4 @@
-"""Liveness and readiness of a process: gRPC's health service, also at a port that needs no certificate.
+"""Serve liveness and readiness of a process through gRPC's health service, also at a port that needs no certificate.
 
 Container supervisors check health without certificates, and fail in the TLS handshake. `--health` opens a port where
 only health is served: a caller can read two states and nothing else.
@@ -33,13 +33,13 @@ CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
-    """The process lives, and is not ready yet."""
+    """Report the process as alive and not yet ready."""
     await tell(servicer, (ALIVE,), is_serving=True)
     await tell(servicer, (READY,), is_serving=False)
 
 
 async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_serving: bool) -> None:
-    """Answer so from now on, for each of these names."""
+    """Set the answer for each of these names from now on."""
     kinds = health_pb2.HealthCheckResponse
     for name in names:
         await servicer.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
@@ -49,7 +49,7 @@ async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthS
     """Serve only health, in plaintext, at `address` until the stack unwinds; do nothing if `address` is empty.
 
     Raises:
-        AddressError, AddressBusyError: the process cannot listen there.
+        AddressError, AddressBusyError: the process cannot listen at the address.
     """
     if not address:
         return
@@ -81,7 +81,7 @@ async def is_serving(address: str, name: str, timeout_s: float) -> bool:
     """Return whether the process with a health port at `address` reports this name as serving.
 
     Raises:
-        grpc.RpcError: no answer came in time, or the name is unknown there.
+        grpc.RpcError: the deadline passed before an answer arrived, or the process does not know the name.
     """
     async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

@@ -1,4 +1,4 @@
-"""Log formats of a process: lines of text, or JSON objects that name their subject.
+"""Format the log lines of a process as text, or as JSON objects that name their subject.
 
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
     {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
@@ -65,7 +65,7 @@ class BoundIds:
     """Ids in all log lines of a process."""
 
     def __init__(self, **ids: object) -> None:
-        """`ids`: the ids known when the process starts."""
+        """Bind the ids that are known when the process starts."""
         self._ids = ids
         self._read: Callable[[], Ids] | None = None
         self._thread = 0

@@ -1,4 +1,4 @@
-"""Metrics of a process, for monitoring systems: families, and distributions of durations.
+"""Define the metrics of a process for monitoring systems: families, and distributions of durations.
 
 Theory of operation. Cores do not know about metrics. They keep the counts that they need themselves, and adapters see events, so a process
 has the values anyway. `metrics_server.py` reads them on request; they cost nothing on the path of a message. Each kind of

@@ -1,12 +1,12 @@
-"""Spans of a process on their way to a collector: a bounded queue, one exporting thread, and a count of dropped spans.
+"""Export the spans of a process to a collector, with a bounded queue, one exporting thread, and a count of dropped spans.
 
 Theory of operation. An ended span is put into a queue, which never blocks: if the queue is full the span is dropped and counted. One
-thread takes spans in batches and passes them to OpenTelemetry's exporter, which may wait for a collector as long as it likes. So a slow or
-missing collector costs spans and nothing else. OpenTelemetry's own processor drops the oldest spans without reporting how many, and starts
-a thread in every forked child, which captures by fork must not have.
+thread takes spans in batches and passes them to OpenTelemetry's exporter, which may wait for a collector for any time. So a slow or missing
+collector causes a loss of spans and no other harm. OpenTelemetry's own processor drops the oldest spans without reporting their number. It
+also starts a thread in every forked child, which children that capture state by fork must not have.
 
-Two providers share the queue. Ours takes every span: sampling was decided when the request came in. The other one is for libraries that
-handlers use, if the program has set no provider: it exports their spans within traced turns only.
+Two providers share the queue. Snapline's provider takes every span, since sampling was decided when the request arrived. The other provider
+is for libraries that handlers use, if the program has set no provider. It exports the libraries' spans within traced turns only.
 
 The span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds. So a traced turn has a `QuickSpan`, which
 only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add attributes and

@@ -1,7 +1,7 @@
-"""Options for exporting spans to OpenTelemetry, and the share of traced requests.
+"""Define the options for exporting spans to OpenTelemetry, including the share of traced requests.
 
-Nothing here imports OpenTelemetry: modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's own
-environment variables set the destination of spans, and the service name.
+This module does not import OpenTelemetry. Modules that do (`span_export.py` and its users) are imported only with `--otel`. OpenTelemetry's
+own environment variables set the destination of spans, and the service name.
 """
 
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
     share: float | None = None
 
     def check(self) -> None:
-        """Raise UsageError if there are to be spans, and OpenTelemetry is not installed."""
+        """Raise UsageError if spans are enabled and OpenTelemetry is not installed."""
         try:
             is_missing = self.share is not None and find_spec("opentelemetry.sdk") is None
         except ModuleNotFoundError:
