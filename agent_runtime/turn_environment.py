@@ -1,8 +1,9 @@
-"""Time, chance and the outside as handlers see them, and how steps are run there.
+"""Environment of handlers: clocks, random numbers and outside calls, and the execution of steps.
 
-*Heartbeats of steps.* A long-running function reports that it is alive, and learns when nobody waits for it any more. It is a coroutine, or runs in a
-thread, which cannot be stopped from outside. Both find the `Heartbeats` of their attempt in a context variable. Each attribute is written by one side
-and read by the other, so no lock is needed. Details are in memory only: they pass from one attempt to the next, and a recovery starts without them.
+*Heartbeats of steps.* A long-running function reports that it is alive, and is informed when its result is no longer needed. The function
+is a coroutine, or runs in a thread, which cannot be stopped from outside. In both cases a context variable contains the `Heartbeats` of the
+attempt. Each attribute is written by one side and read by the other, so no lock is needed. Details are kept in memory only: they are passed
+from one attempt to the next, and a recovery starts without them.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class Heartbeats:
         before: last details sent by the previous attempt; None if there are none.
         reported: last details sent by this attempt; initially `before`.
         count: number of heartbeats sent.
-        is_over: nobody waits for this attempt any more.
+        is_over: the result of this attempt is no longer needed.
     """
 
     __slots__ = ("before", "count", "is_over", "reported")
@@ -45,7 +46,7 @@ class Heartbeats:
         self.is_over = False
 
     def of(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the same function, with this beat where it runs."""
+        """Return the same function, wrapped so that it finds these heartbeats in its context."""
         if inspect.iscoroutinefunction(function):
             return functools.partial(self._awaited, function)
 
@@ -70,20 +71,20 @@ class Heartbeats:
             _present.set(outer)
 
 
-def heartbeat(details: Any = None) -> Any:  # whatever the step tells
-    """Report that the running step is alive. The step's function calls this now and then; outside a step it has no effect.
+def heartbeat(details: Any = None) -> Any:  # any details that the step reports
+    """Report that the running step is alive. The step's function calls this from time to time; outside a step the call has no effect.
 
     A thread started by the function does not belong to the step: call this there through `contextvars.copy_context().run`.
 
     Args:
-        details: progress of the step. The next attempt, if there is one, gets the last details; a recovery forgets them.
+        details: progress of the step. The next attempt, if there is one, gets the last details; a recovery loses them.
 
     Returns:
         The last details of the previous attempt; None if there are none.
 
     Raises:
-        StepCancelledError: nobody waits for this attempt any more: its turn was undone, it timed out, or it sent no heartbeat for too long. Release
-            all resources and return.
+        StepCancelledError: this attempt's result is no longer needed, since its turn was undone, or the attempt timed out or sent no
+            heartbeat for too long. Release all resources and return.
     """
     beat = _present.get()
     if beat is None:
@@ -102,7 +103,7 @@ async def await_with_heartbeats(
     """Wait for `running` as long as it sends heartbeats.
 
     Raises:
-        TimeoutError: no heartbeat came between two checks, `seconds` apart.
+        TimeoutError: no heartbeat arrived between two checks, which are `seconds` apart.
     """
     task = asyncio.ensure_future(running)
     try:
@@ -119,11 +120,11 @@ async def await_with_heartbeats(
 
 
 DELAY_S_MAX = 3e9
-"""Longest delay, about a hundred years: in nanoseconds it still fits into 64 bits."""
+"""Longest delay, about a hundred years. In nanoseconds such a delay still fits into 64 bits."""
 
 HANDLER_THREADS_MAX = 64
-"""Largest number of handlers of one host that run in threads at the same time; others wait in a queue. A handler whose turn was undone counts until
-it returns."""
+"""Largest number of handlers of one host that run in threads at the same time; others wait in a queue. A handler whose turn was undone
+still counts until it returns."""
 
 
 def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
@@ -135,7 +136,7 @@ IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("
 
 
 class TurnEnvironment:
-    """Time, random numbers and the outside, as handlers see them; the simulator substitutes its own."""
+    """Time, random numbers and outside calls for handlers; the simulator substitutes its own environment."""
 
     _handler_threads: asyncio.Semaphore | None = None
 
@@ -143,7 +144,7 @@ class TurnEnvironment:
         return time.time_ns()
 
     def elapsed_ns(self) -> int:
-        """Return the time of a clock that is never corrected: for time that passes, within this process."""
+        """Return the time of a clock that is never corrected, for measuring durations within this process."""
         return time.monotonic_ns()
 
     def random(self) -> float:
@@ -162,9 +163,9 @@ class TurnEnvironment:
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a blocking handler in its own thread. If it returns a coroutine, run that on its own event loop.
+        """Run a blocking handler in its own thread. If the handler returns a coroutine, run the coroutine on an event loop of its own.
 
-        The thread does not keep the process alive. On cancellation the thread runs on, and its result is dropped.
+        The thread does not keep the process alive. On cancellation the thread continues to run, and its result is dropped.
         """
         threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
         await threads.acquire()
@@ -182,7 +183,7 @@ class TurnEnvironment:
 
         def work() -> None:
             error = IN_THREAD.get()(_error_of, handler, arguments)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the process ends
                 loop.call_soon_threadsafe(tell, error)
 
         threading.Thread(
@@ -195,13 +196,13 @@ class TurnEnvironment:
         await asyncio.sleep(seconds)
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        """Wait for it up to this time; TimeoutError after that."""
+        """Wait for the awaitable up to this time; raise TimeoutError after that."""
         return await asyncio.wait_for(running, seconds)
 
     def beating(
         self, name: str, function: Callable[[], Any], beat: Heartbeats, heartbeat_s: float | None
     ) -> Coroutine[Any, Any, Any]:
-        """Run a step whose function can send heartbeats; TimeoutError if none comes for `heartbeat_s`."""
+        """Run a step whose function can send heartbeats; raise TimeoutError if none arrives for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
         return running if heartbeat_s is None else await_with_heartbeats(running, beat, heartbeat_s)
 
@@ -209,7 +210,7 @@ class TurnEnvironment:
 _call: ContextVar[str] = ContextVar("snapline_call", default="")
 _lock = threading.Lock()
 _calls: Counter[str] = Counter()
-"""Outside keys of effects whose functions are running in threads: a thread cannot be stopped, even after its timeout."""
+"""Outside keys of effects whose functions are running in threads, since a thread cannot be stopped even after its timeout."""
 
 _LOOK_S = 0.05
 
@@ -221,7 +222,7 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
             _calls[call] += 1
         return function()
     finally:
-        exit_if_child()  # first: in a child another thread may have left the lock locked
+        exit_if_child()  # this comes first, since in a forked child another thread may have left the lock locked
         with _lock:
             _calls[call] -= 1
             if not _calls[call]:
@@ -237,14 +238,14 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
         raised = RuntimeError("the handler raised StopIteration")
         raised.__cause__ = error
         return raised
-    except BaseException as error:  # any error is raised again on the loop
+    except BaseException as error:  # any error is raised again on the event loop
         return error
     return None
 
 
 @contextlib.contextmanager
 def calling(key: str) -> Iterator[None]:
-    """Mark the block as a call of the effect of this outside key."""
+    """Record that the block is a call of the effect with this outside key."""
     outer = _call.set(key)
     try:
         yield
@@ -253,7 +254,7 @@ def calling(key: str) -> Iterator[None]:
 
 
 async def no_call_of(world: TurnEnvironment, key: str) -> None:
-    """Wait until no thread of this process is in a call of the effect of this outside key."""
+    """Wait until no thread of this process is calling the effect with this outside key."""
     while key in _calls:
         await world.pause(_LOOK_S)
 
@@ -261,7 +262,7 @@ async def no_call_of(world: TurnEnvironment, key: str) -> None:
 async def run_step(
     world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
-    """Run a step, and again if it raises; its last error is raised here. `began`: called before each attempt."""
+    """Run a step, with retries if it raises; the last error is raised again. `began` is called before each attempt."""
     beat = Heartbeats(None)
     for wait_s in work.waits_s:
         began()
@@ -299,7 +300,7 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
 
 
 def plain_name(what: str, name: object) -> str:
-    """Return the name of a step, an effect or a saga as stored in journals and the ledger, which read it back as text.
+    """Return the name of a step, an effect or a saga in the form for journals and the ledger, which decode it as text.
 
     Raises:
         UsageError: the name is not text, or UTF-8 cannot encode it.

@@ -25,7 +25,8 @@ twice as long (`benchmarks/latency.py`)."""
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Items that were written together. `size_bytes` counts data only, since control items are free. A small batch delays others until its ack."""
+    """Items that were written together. `size_bytes` counts data only, since control items are free. A small batch delays other batches
+    until it is acked."""
 
     first_number: int
     last_number: int
@@ -35,7 +36,7 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 def data_bytes(items: Items) -> int:
-    """Return the payload bytes that count against the window: those of all items but control items."""
+    """Return the payload bytes that count against the window: the bytes of all items except control items."""
     total = sum(map(len, items.payload))
     if 0 in items.channel:
         total -= sum(len(payload) for channel, payload in zip(items.channel, items.payload, strict=True) if not channel)
@@ -142,7 +143,7 @@ class OutgoingOrder:
         last: link number of the last item in the order.
         size_bytes: data bytes of all items 1 … last.
         written: link number of the last item given to the current stream.
-        acked: link number up to which the peer has everything.
+        acked: link number up to which the peer has all items.
     """
 
     def __init__(self) -> None:
@@ -166,22 +167,22 @@ class OutgoingOrder:
         self.size_bytes += size_bytes
 
     def append_control(self, payload: bytes) -> None:
-        """Number a control item. It takes its neighbour's stamp, so that one stamp still stands for all items."""
+        """Number a control item. The item takes its neighbour's stamp, so that one stamp still applies to all items."""
         waiting = self._waiting
         append_items(waiting, Items([0], [payload], waiting.epoch[-1:] or [0]))
         self.last += 1
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether anything waits to be written."""
+        """Return whether any item waits to be written."""
         return self.written < self.last
 
     def may_write(self, granted_bytes: int) -> bool:
         """Return whether `take` would return a batch.
 
-        A peer that has not acked the last frames has not read them yet, and more small frames would only slow it down.
-        Items that wait meanwhile become one large frame. This is Nagle's algorithm (RFC 896), applied to frames. The peer
-        acks that number of small frames at once, so nothing waits for a timer. Large frames never delay others.
+        A peer that has not acked the last frames has not read them yet, and more small frames would only slow it down. Items that wait
+        meanwhile become one large frame. This is Nagle's algorithm (RFC 896), applied to frames. The peer acks that number of small frames
+        at once, so no item waits for a timer. Large frames never delay other frames.
 
         Parts of a message larger than the window wait for the bytes returned by earlier parts. Control items at the front
         never wait.
@@ -212,7 +213,7 @@ class OutgoingOrder:
         return batch
 
     def acknowledge(self, number: int) -> None:
-        """Record that the peer has everything up to `number`; older acks change nothing. The caller checks `number <= written`."""
+        """Record that the peer has all items up to `number`; older acks have no effect. The caller checks `number <= written`."""
         if number > self.acked:
             self.acked = number
             batches = self._batches

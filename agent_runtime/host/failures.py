@@ -1,12 +1,13 @@
-"""The part of a host core that keeps failures: failed agents, messages that crashed them or whole processes, dead letters, and rollback requests.
+"""Failures, a part of the host core: keeps failed agents, messages that crashed agents or whole processes, dead letters, and rollback
+requests.
 
 *Deaths of processes.* A message that has killed more processes than its limit gets no more turns. The coordinator counts the deaths
-(`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a digest of its message and
-sender, which survive any recovery. The message's number on its channel does not: a sender that was rolled back may send in another order. So equal
-messages of one sender count as one.
+(`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a digest of its message
+and sender, which survive any recovery. The message's number on its channel does not survive, since a sender that was rolled back may send
+in another order. So equal messages of one sender count as one.
 
-*Rollback requests* (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the turn's message keeps its place. The agent
-checkpoints like any other between two turns. Any plan ends the suspension.
+*Rollback requests* (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the turn's message keeps its place. The
+suspended agent takes checkpoints like any agent between two turns. Any plan ends the suspension.
 """
 
 import zlib
@@ -27,14 +28,14 @@ from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 DIGEST_BYTES = 8
 
 HEAD_BYTES, END_BYTES = 1024, 65_536
-"""Sizes of the head and the end that are digested of a larger message: digesting all of 64 MiB would take 30 ms."""
+"""Of a larger message, only a head and an end of these sizes are digested. Digesting all of 64 MiB would take 30 ms."""
 
 _SEPARATELY_DIGESTED = (CAPTURE, "letter")
-"""Kinds of turns with separate digests: an operator's retry of a dead letter always runs, whatever the message did before."""
+"""Kinds of turns with separate digests: an operator's retry of a dead letter always runs, even if the message killed processes before."""
 
 
 class MessageSample:
-    """The parts of a message that represent it."""
+    """Head, size and end of a message, which represent the message in its digest."""
 
     __slots__ = ("end", "head", "size_bytes")
 
@@ -53,8 +54,10 @@ def digest_of_turn(what: str, sender: str, sample: MessageSample) -> bytes:
 
 
 class TurnDeaths:
-    """Attributes:
-    known: (agent, digest) → record in the plan. Almost always empty: check this first.
+    """Turns of this host's agents during which processes have died.
+
+    Attributes:
+        known: (agent, digest) → record in the plan. The mapping is almost always empty, so check this first.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -69,11 +72,11 @@ class TurnDeaths:
         self._survived.clear()
 
     def welcomed(self) -> None:
-        """Repeat what the coordinator may not have received."""
+        """Repeat reports that the coordinator may not have received."""
         self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
-        """Return the deaths that deny this turn; None: it may run."""
+        """Return the deaths because of which this turn must not run; None if it may run."""
         if not any(name == agent for name, _ in self.known):
             return None
         death = self.known.get((agent, digest_of_turn(what, sender, MessageSample(payload))))
@@ -95,7 +98,7 @@ class HostRollbacks:
 
     Attributes:
         wanted: agent → rollback request under this plan.
-        refused: agent → reason why it stays suspended.
+        refused: agent → reason why the agent stays suspended.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -104,16 +107,17 @@ class HostRollbacks:
         self.refused: dict[str, str] = {}
 
     def reset(self) -> None:
-        """Clear everything: a plan ends the history of every agent here."""
+        """Clear all requests, since a recovery plan ends the history of every agent here."""
         self.wanted.clear()
         self.refused.clear()
 
     def welcomed(self) -> None:
-        """Repeat requests that the coordinator may not have received, or a new one must know: refused ones too, for `status`."""
+        """Repeat requests that the coordinator may not have received, or that a new leader must know. Refused requests are repeated too,
+        for `status`."""
         self._shared.out.extend(self.wanted.values())
 
     def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent whose turn has ended with this request; its message is back in its place."""
+        """Suspend an agent whose turn has ended with this request; the turn's message is back at its place."""
         agent.retry_ns = NEVER_RETRIED_NS
         message = msg.WantRollback(
             agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place
@@ -134,7 +138,7 @@ class HostRollbacks:
 
 
 POISON_KEPT = 1000
-"""Largest number of messages remembered that crashed an agent with on_error "recover"; the oldest are forgotten first."""
+"""Largest number of remembered messages that crashed an agent with on_error "recover"; the oldest are dropped first."""
 
 Poison = tuple[str, str, bytes]
 """Identity of a message that crashed its agent: agent, sender, payload."""
@@ -160,16 +164,16 @@ class HostFailures:
         self.deaths = TurnDeaths(shared)
 
     def wire(self, mode: HostMode) -> None:
-        """Connect the parts above."""
+        """Connect this part to the parts above it."""
         self._mode = mode
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear failed agents and rollback requests, since a recovery plan ends the history of every agent here."""
         self.failed.clear()
         self.rollbacks.reset()
 
     def welcomed(self) -> None:
-        """Repeat what the coordinator may not have received."""
+        """Repeat reports that the coordinator may not have received."""
         for agent, reason in self.failed.items():
             self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
@@ -178,14 +182,14 @@ class HostFailures:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def fail(self, agent: LocalAgent, reason: str) -> None:
-        """Fail the agent: it takes no more turns, and nothing leaves it, until a plan has restored it."""
+        """Fail the agent. Until a plan has restored the agent, it takes no turns and sends no messages."""
         agent.is_failed = True
         self.failed[agent.id] = reason
         self._shared.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """Fail the agent: its state cannot be trusted after this entry's turn."""
+        """Fail the agent, since its state cannot be trusted after this entry's turn."""
         key = _poison_of(agent, entry)
         self.poison[key] = (self.poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self.poison) > POISON_KEPT:
@@ -197,7 +201,8 @@ class HostFailures:
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether this message has crashed the agent more often than it may. Then it is dead-lettered without a turn."""
+        """Return whether this message has crashed the agent more often than its limit allows. Such a message is dead-lettered without a
+        turn."""
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False
@@ -248,7 +253,8 @@ def is_first(entry: Entry) -> bool:
 
 
 def is_from_others(entry: Entry) -> bool:
-    """Return whether another agent, or a client outside, sent it. Operator commands are about messages that were counted."""
+    """Return whether another agent or an outside client sent the entry. Operator commands do not count, since the messages that they
+    concern were counted before."""
     is_reported = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
     return is_reported and not dead_letters.is_operator_command(entry)
 

@@ -3,8 +3,9 @@
 `recovery/trace_merge.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole to
 the file, if there is one, even if a SIGKILL ends the host.
 
-For viewers, the lines of the last seconds are kept in memory. They are kept, and the core traces, only while a viewer has asked within `LOOK_S`.
-Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when sent. A line is kept as a tuple, and encoded when sent.
+For viewers, the lines of the last seconds are kept in memory. The core traces for viewers, and these lines are kept, only while a viewer
+has asked within `LOOK_S`. Bounds: the newest `RECENT_LINES_MAX` lines, not older than `KEPT_S` when sent. A line is kept as a tuple, and
+encoded when sent.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ from snapline.folders import make_private
 from snapline.messages.client_requests import RecentTrace, TraceWanted
 
 FLUSH_S = 0.05
-"""Longest period of trace, in seconds, that a killed host loses."""
+"""Longest period of the trace that is lost if the host is killed, in seconds."""
 
 LINES_MAX = 20_000
-"""Largest number of lines kept for one flush; more are dropped."""
+"""Largest number of lines kept until a flush; further lines are dropped."""
 
 
 TraceLine = dict[str, object]
@@ -53,7 +54,7 @@ def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...],
 
 
 def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
-    """Return the line of a plan: this host's agents continue from these checkpoints, and later traced events of them are undone."""
+    """Return the line of a plan: this host's agents continue from these checkpoints, and their later traced events are undone."""
     return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
 
 
@@ -87,7 +88,7 @@ class TraceWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Hand everything to the kernel, so that a SIGKILL loses none of it."""
+        """Write all lines to the kernel, so that a SIGKILL loses none of them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -100,7 +101,7 @@ class TraceWriter:
 
 
 RECENT_LINES_MAX = 20_000
-"""Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are dropped and counted."""
+"""Largest number of lines kept, some 5 MB. If a host writes more lines between two requests, the oldest are dropped and counted."""
 
 KEPT_S = 30.0
 """Largest age of a line that is sent: a viewer asks every second or two."""
@@ -109,7 +110,7 @@ LOOK_S = 5.0
 """Time after a request for which lines are kept: a viewer that misses two or three requests counts as gone."""
 
 DIGITS_MAX = 18
-"""Largest number of digits of a cursor's number: more than any host traces."""
+"""Largest number of digits of a cursor's number; no host traces more lines than that."""
 
 Write = Callable[..., TraceLine]
 
@@ -118,7 +119,7 @@ class RecentLines:
     """Recent lines, kept while a viewer asks; a `TraceSink`. A cursor, `run.number`, is the number of the next line."""
 
     def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
-        """`run`: names these lines among all that the host has kept and keeps; `plan`: the present one."""
+        """`run`: id that distinguishes these lines from the lines of the host's other runs; `plan`: the present plan."""
         self._host = host
         self._run = run
         self._wall_ns = wall_ns
@@ -140,14 +141,14 @@ class RecentLines:
         self._add(plan_line, (number, line))
 
     def flush(self) -> None:
-        """Do nothing: these lines do not outlive the process."""
+        """Do nothing, since these lines do not outlive the process."""
 
     def _add(self, write: Write, arguments: tuple[object, ...]) -> None:
         self._next += 1
         self._lines.append((self._wall_ns(), self._plan, write, arguments))
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Return a function that makes the answer, in any thread."""
+        """Return a function that makes the answer; any thread may call it."""
         now_ns, first = self._wall_ns(), self._next - len(self._lines)
         after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
@@ -161,7 +162,7 @@ class RecentLines:
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
-    """Encode lines as in a file that begins here: a plan line precedes the lines under it."""
+    """Encode lines as in a file that begins here: a plan's line precedes the lines of that plan."""
     lines: list[msgspec.Raw] = []
     written_plan = None
     for time_ns, plan, write, arguments in taken:
@@ -199,7 +200,7 @@ class Tracing:
         file: TraceSink | None,
         file_every: int,
     ) -> None:
-        """`feed` sends events to the core; `file_every`: of each channel, the file has every N-th message."""
+        """`feed` sends events to the core; `file_every`: the file contains every N-th message of each channel."""
         self._environment = environment
         self._core = core
         self._feed = feed
@@ -233,12 +234,12 @@ class Tracing:
             sink.checkpoint(agent, number, kind, epochs)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Write the line of a plan: the agents here go on from these checkpoints."""
+        """Write the line of a plan: the agents here continue from these checkpoints."""
         for sink in self._sinks():
             sink.plan(number, line)
 
     def flush(self) -> None:
-        """Flush the file, if there is one: what was traced so far outlives this process."""
+        """Flush the file, if there is one, so that all lines so far outlive this process."""
         if self._file is not None:
             self._file.flush()
 
@@ -248,7 +249,7 @@ class Tracing:
     # ---- viewers ----------------------------------------------------------------------------------------------------
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Serve a viewer: return a function that makes the answer, in any thread, with the events since the cursor."""
+        """Serve a viewer: return a function that makes the answer with the events since the cursor. Any thread may call the function."""
         self._until_ns = self._environment.now_ns() + round(LOOK_S * 1e9)
         if self._recent is None:
             self._looks += 1
@@ -269,6 +270,6 @@ class Tracing:
         self._tell()
 
     def _tell(self) -> None:
-        """Make the core trace what file or viewer need."""
+        """Make the core trace the messages that the file or a viewer needs."""
         self.is_on = self._file is not None or self._recent is not None
         self._feed(ev.TracingRequested(math.gcd(self._file_every, self._recent_every)))

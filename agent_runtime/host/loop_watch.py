@@ -1,12 +1,13 @@
-"""A thread that watches the host's event loop: code that blocks the loop is logged and reported, and beyond a limit the process ends.
+"""A thread that watches the host's event loop: it logs and reports code that blocks the loop, and beyond a limit it ends the process.
 
-Handlers run on the loop, so a blocking handler delays everything else on the host. The host's stream still tells the coordinator that the process is
-alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line, from the loop's stack),
-after a second and then less and less often. Each second it also reports to the coordinator on its own connection: for `snapline status`, and because
-the stream may break meanwhile.
+Handlers run on the loop, so a blocking handler delays everything else on the host. The host's stream still tells the coordinator that the
+process is alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line, from
+the loop's stack), after a second and then less and less often. Each second the thread also reports to the coordinator on a connection of
+its own, for `snapline status` and because the stream may break meanwhile.
 
-While C code holds the GIL, this thread does not run either. It logs the blockage afterwards; it gets the GIL before the blocking code continues, so
-the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some time after the limit.
+While C code holds the GIL, this thread does not run either. The thread then logs the blockage afterwards. It gets the GIL before the
+blocking code continues, so the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some
+time after the limit.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
 LOOP_BLOCKED_S = 1.0
-"""Time after which a loop without a pass counts as blocked and is reported, and time between later reports."""
+"""Time without a pass after which the event loop counts as blocked and is reported, and time between later reports."""
 
 LOOK_S = 0.5
 """Time between two checks of a loop that is not blocked."""
@@ -56,7 +57,7 @@ CODE_CHARACTERS_MAX = 100
 """Largest number of characters shown of a line of code."""
 
 HELD_EXIT_CODE = 15
-"""Exit code of a process that ended itself because its event loop was blocked for longer than `busy_limit_s`."""
+"""Exit code of a process that exited because its event loop was blocked for longer than `busy_limit_s`."""
 
 log = logging.getLogger("snapline.host")
 
@@ -66,7 +67,7 @@ _EXAMPLES = tuple([str(Path(folder, "examples")) for folder in _OURS])
 
 
 class BusyReports:
-    """Reports to the coordinator, from a thread, about the code that holds this host."""
+    """Sends reports to the coordinator, from a thread, about the code that blocks this host."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
         self._turns = ReplicaChoice(
@@ -79,15 +80,15 @@ class BusyReports:
         self._dialled = ""
 
     def busy(self, busy_s: float, what: str) -> None:
-        """Report that the host is alive, and busy. A report that fails is dropped: the next one comes soon."""
+        """Report that the host is alive, and busy. A failed report is dropped, since the next one follows soon."""
         self._call("ReportHostBusy", busy_ns=round(busy_s * 1e9), what=what)
 
     def ends(self, reason: str) -> None:
-        """Report that the host ends itself."""
+        """Report that the host is about to exit."""
         self._call("ReportHostExit", reason=reason)
 
     def close(self) -> None:
-        """Close the connection: the loop runs again."""
+        """Close the connection, since the event loop runs again."""
         if self._channel is not None:
             self._channel.close()
         self._channel, self._dialled = None, ""
@@ -121,7 +122,8 @@ class BusyReports:
 class LoopWatch:
     """Watcher of the event loop on the current thread.
 
-    `holder` gets the code on the loop's stack, innermost first, and returns what runs, such as "agent a1, handler on_go", or "".
+    `holder` is called with the code on the loop's stack, innermost first. It returns a description of the running code, such as "agent a1,
+    handler on_go", or "".
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class LoopWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch while inside."""
+        """Watch the event loop while the block runs."""
         self._thread.start()
         try:
             yield
@@ -178,7 +180,8 @@ class LoopWatch:
             self._wait(self._stopped, LOOK_S)
 
     def _wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait, and log a wakeup much later than requested: this thread has not got Python's lock, then or since the wait before."""
+        """Wait, and log a wakeup that comes much later than requested. In that case this thread could not get Python's lock, during this
+        wait or since the one before."""
         began_s = self._went_on_s
         event.wait(seconds)
         self._went_on_s = time.monotonic()
@@ -192,7 +195,7 @@ class LoopWatch:
             )
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
-        """Report the holder until the loop continues. Time in which the process was stopped does not count as blockage."""
+        """Report the blocking code until the loop continues. Time in which the process was stopped does not count as blockage."""
         held_s, say_s, holder = LOOP_BLOCKED_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
             holder = self._describe() or holder
@@ -207,7 +210,7 @@ class LoopWatch:
             if self._limit_s is not None and held_s >= self._limit_s:
                 self._give_up(holder)
             self._reports.busy(time.monotonic() - asked_s, holder)
-            self._went_on_s = time.monotonic()  # a report may take long
+            self._went_on_s = time.monotonic()  # sending a report may take long
             self._set_timer()
             self._wait(came_round, LOOP_BLOCKED_S)
             held_s += LOOP_BLOCKED_S
@@ -229,11 +232,11 @@ class LoopWatch:
         now_s = time.monotonic()
         if now_s - self._timer_s >= GIL_TIMER_SLACK_S:
             self._timer_s = now_s
-            with contextlib.suppress(RuntimeError, ValueError, OSError):  # no stderr
+            with contextlib.suppress(RuntimeError, ValueError, OSError):  # the process has no stderr
                 faulthandler.dump_traceback_later(self._limit_s + 2 * GIL_TIMER_SLACK_S, exit=True)
 
     def _describe(self) -> str:
-        """Name the holder of the loop, and its place in the code."""
+        """Return a description of the code that blocks the loop, with its file and line."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None:
             return ""
@@ -245,7 +248,7 @@ class LoopWatch:
         return f"{holder or 'something'} ({_place_of(place or frame)})"
 
     def _describe_others(self) -> str:
-        """Name users' code that runs in other threads: steps, `stop_when`, states that are decoded."""
+        """Return a description of users' code that runs in other threads: steps, `stop_when`, states that are decoded."""
         others = [frame for thread, frame in sys._current_frames().items() if thread != self._loop_thread]
         user_frames = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
         return "; ".join([_place_of(frame) for frame in user_frames if frame is not None])
@@ -258,12 +261,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether the file is neither ours nor a library's. Examples are written as users write."""
+    """Return whether the file belongs neither to snapline nor to a library. The examples count as users' code."""
     return file.startswith(_EXAMPLES) or not file.startswith(("<", *_LIBRARY, *_OURS))
 
 
 def _is_waiting(frames: list[FrameType]) -> bool:
-    """Return whether the loop waits for something to do."""
+    """Return whether the event loop is idle."""
     return frames[0].f_code.co_filename.endswith("selectors.py")
 
 
@@ -281,13 +284,13 @@ def describe_running(
     in_task: str,
     imaged: str,
 ) -> str:
-    """Return the agent and handler or step that runs; "" if no agent's code runs.
+    """Return the agent and the handler or step that is running; "" if no agent's code runs.
 
     Args:
         at: last started turn or step that has not returned.
         type_of: type of an agent on this host.
         in_task: agent of the running task.
-        imaged: agent whose image was taken last.
+        imaged: agent of which an image was taken last.
     """
     if Turns.capture.__code__ in codes:
         return f"agent {imaged}, the image of its state"

@@ -1,7 +1,7 @@
-"""The part of a host core that creates and retires agents.
+"""Membership, a part of the host core: creates and retires agents.
 
-An agent is created after the coordinator has reserved its id, by a message with its kind and its initial state on the channel from its parent. A
-stopping agent leaves once its outputs are released and all epochs begun before have ended.
+An agent is created after the coordinator has reserved its id, by a message with its kind and its initial state on the channel from its
+parent. A stopping agent leaves once its outputs are released and all epochs that began before its stop have ended.
 """
 
 from snapline.agent_runtime.host import host_events as ev
@@ -25,7 +25,7 @@ def creation_payload(kind: str, state: bytes) -> bytes:
 
 
 RESUMED: Entry = (None, "resumed", b"")
-"""Placeholder for the running turn while the sends of an earlier one, held for a reservation, leave."""
+"""Placeholder for the running turn while sends of an earlier turn leave, which were held for a reservation."""
 
 
 class Membership:
@@ -61,14 +61,14 @@ class Membership:
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
-        """Messages for agents that are just being created; None: a channel was opened."""
+        """Messages for agents that are being created; None stands for the opening of a channel."""
 
     def wire(self, mode: HostMode) -> None:
-        """Connect the mode above this part."""
+        """Connect this part to the host mode above it."""
         self._mode = mode
 
     def reset(self) -> None:
-        """Clear everything: a plan ends the history of every agent here."""
+        """Clear all requests, since a recovery plan ends the history of every agent here."""
         for pending in (self.reservations, self._retirements, self._early):
             pending.clear()
 
@@ -89,7 +89,7 @@ class Membership:
         self.reserve(agent)
 
     def reserve(self, agent: LocalAgent) -> None:
-        """Request the ids of the agents that this one creates."""
+        """Request from the coordinator the ids of the agents that this agent creates."""
         request = self._shared.next_request()
         requested = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, requested)
@@ -109,10 +109,10 @@ class Membership:
                 self._discard_reservation(agent, name, creation_payload(kind, state), event.refused)
             else:
                 self._create(agent, name, kind, state, event)
-        del self.reservations[event.request]  # not earlier: an epoch must not close between two of the children
+        del self.reservations[event.request]  # this must not run earlier: an epoch must not close between two of the children
         self._outlets.leave(agent, held)
         agent.current = None
-        self._mode.moved(agent)  # a checkpoint taken since the turn does not hold these sends
+        self._mode.moved(agent)  # a checkpoint taken since the turn does not contain these sends
         if agent.is_leaving:
             self.retire_if_drained(agent)
         self._mailboxes.next_turn(agent)
@@ -155,7 +155,7 @@ class Membership:
                 self._mailboxes.arrive(inlet, mark, payload)
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep the message if the receiver is just being created here; return whether it is."""
+        """Keep the message if its receiver is being created on this host. Return whether the message was kept."""
         name = inlet.receiver
         is_awaited = any(name == agent.agent for _, requested in self.reservations.values() for agent in requested)
         if is_awaited:
@@ -184,7 +184,7 @@ class Membership:
             self._remove_if_done(agent)
 
     def release_retired(self, ended: int) -> None:
-        """Release agents that stayed for this epoch only."""
+        """Release agents that were kept only for this epoch."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)

@@ -1,4 +1,5 @@
-"""The part of a host core that applies plans: everything here ends, and begins again from the line. And the record of a core's parts."""
+"""Plans, a part of the host core: applies a recovery plan by dropping all agents here and loading them from the recovery line. The module
+also has the record of a core's parts."""
 
 from operator import attrgetter
 
@@ -44,11 +45,13 @@ class HostParts(msgspec.Struct, frozen=True):
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
-"""Number of attempts to load a line, and time between them; the same as the coordinator's, which reads the line before it commits a plan."""
+"""Number of attempts to load a recovery line, and time between them. The values are the same as in the coordinator, which reads the line
+before it commits a plan."""
 
 
 class HostPlans:
-    """A plan's commit ended the history of all agents; links carry its number, so nothing older is accepted (G9)."""
+    """Applies recovery plans. A plan's commit ended the history of all agents; links carry the plan's number, so frames of older plans are
+    not accepted (G9)."""
 
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
@@ -73,11 +76,11 @@ class HostPlans:
         self._again_ns: int | None = None
 
     def on_welcome(self, event: msg.Welcome) -> None:
-        """Repeat what the coordinator may not have received."""
+        """Repeat messages that the coordinator may not have received."""
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
-        self.on_quiesce(Quiesce(0))  # releases holds of an earlier leader
+        self.on_quiesce(Quiesce(0))  # this releases holds that an earlier leader requested
         if self._shared.is_loaded:
             self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
         elif self._failure is not None:
@@ -90,7 +93,7 @@ class HostPlans:
         self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold back inputs of clients, or effects, or release them."""
+        """Hold clients' inputs or effects, or release them."""
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -105,7 +108,7 @@ class HostPlans:
         shared.plan = event.number
         shared.plan_hosts = event.hosts
         shared.begun_epoch = shared.plan_epoch = event.begun_epoch
-        # One object for all agents of a host, of which there may be very many.
+        # One object is shared by all agents of a host, since there may be very many agents.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
         shared.routes = {agent: known.setdefault(route, route) for agent, route in routes}
@@ -117,7 +120,7 @@ class HostPlans:
         shared.out.append(self._loading)
 
     def _drop_everything(self) -> None:
-        """Drop all agents here: the plan's commit ended their history; mailboxes and held turns go with it."""
+        """Drop all agents here with their mailboxes and held turns, since the plan's commit ended their history."""
         shared = self._shared
         self._links.drop()
         self._ends.reset()
@@ -174,7 +177,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """Retry a store that cannot be read for a minute, then refuse the plan: another plan would need the same line."""
+        """Retry for a minute if the store cannot be read, and then refuse the plan. Another plan would need the same recovery line."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
@@ -188,7 +191,7 @@ class HostPlans:
         )
 
     def clock_passed(self) -> None:
-        """Load again, if the time has come."""
+        """Load the recovery line again if the retry is due."""
         if self._loading is not None and self._again_ns is not None and self._again_ns <= self._shared.now:
             self._again_ns = None
             self._shared.out.append(self._loading)
@@ -230,9 +233,9 @@ class HostPlans:
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Restore the line's channel numbers, and put the line's in-transit messages into the mailbox.
+        """Restore the recovery line's channel numbers, and put its in-transit messages into the mailbox.
 
-        Channels of departed agents have no numbers; the last message of such a sender may still wait.
+        Channels of departed agents have no numbers; the last message of such a sender may still be waiting.
         """
         routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):

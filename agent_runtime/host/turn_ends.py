@@ -1,4 +1,5 @@
-"""The part of a host core that takes the outcome of a turn: its messages are sent, or it is undone, retried, dead-lettered, or crashes its agent."""
+"""Turn ends, a part of the host core: handles the outcome of a turn. Its messages are sent; or the turn is undone, retried or
+dead-lettered, or crashes its agent."""
 
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
@@ -25,11 +26,11 @@ from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
-    """Outcomes of the turns of the agents here.
+    """Handles the outcomes of the turns of the agents on this host.
 
-    An agent may fail while its turn runs, or just before it, for example because a forced checkpoint could not be taken. The turn's changes are then
-    lost with the state. Its message counts as not received, and none of its sends leave: otherwise other agents would depend on a checkpoint that
-    does not exist.
+    An agent may fail while its turn runs, or just before it, for example because a forced checkpoint could not be taken. The turn's changes
+    are then lost with the state. Its message counts as not received, and none of its sends leave. Otherwise other agents would depend on a
+    checkpoint that does not exist.
     """
 
     _mode: HostMode
@@ -58,7 +59,7 @@ class TurnEnds:
         self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
-        """Connect the mode above this part."""
+        """Connect this part to the host mode above it."""
         self._mode = mode
 
     @property
@@ -114,7 +115,7 @@ class TurnEnds:
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
         if intent is not None:
-            agent.current = entry  # busy: a checkpoint for its outputs must hold its intent as well
+            agent.current = entry  # the agent counts as busy: a checkpoint for its outputs must contain its intent as well
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
         if intent is not None:
@@ -127,11 +128,11 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def on_external_sends(self, event: ev.ExternalSends) -> None:
-        """Send messages that belong to no turn and consume nothing. An owed record follows, as after a turn."""
+        """Send messages that belong to no turn and consume nothing. A record that the agent owes follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
-        if agent.current is not None:  # its turn has not begun: the record follows it
+        if agent.current is not None:  # the agent's turn has not begun, so the record follows that turn
             self._outlets.leave(agent, event.sends)
             return
         agent.current = EXTERNAL_SENDS_TURN
@@ -183,7 +184,7 @@ class TurnEnds:
         self._wait_to_retry(agent, wait_ns)
 
     def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent that has requested a rollback: until a plan comes it has no turn."""
+        """Suspend an agent that has requested a rollback: until a plan arrives the agent takes no turn."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
         self._failures.rollbacks.want(agent, rollback_request)
@@ -193,7 +194,7 @@ class TurnEnds:
         self._failures.rollbacks.on_refused(event)
 
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
-        """Put the message back in its place: the agent is between two turns and may record, and no other message overtakes.
+        """Put the message back at its place. The agent is between two turns and may record, and no other message overtakes this one.
 
         Sends and checkpoints may happen before the retry, so the protocol has to process the message again.
         """
@@ -219,7 +220,7 @@ class TurnEnds:
             self._consume_dead_lettered(agent, entry)
         agent.attempts = 0
         if is_first(entry) and not (event.is_final and is_creation(entry)):
-            agent.is_started = agent.is_born = True  # the agent continues with its first state
+            agent.is_started = agent.is_born = True  # the agent continues with its initial state
         if refusal:
             self._outlets.leave(agent, ((caller, refusal),))
         agent.current = None

@@ -1,7 +1,8 @@
 """Changes between two snapshots of a store: agents, their states, channels, timers, dead letters, and the metadata of both.
 
-No class of the fleet is needed. Checkpoints are read one pair at a time, and of large parts only the chunks that differ (`state_difference.py`).
-Agents with equal checkpoint digests are not read; since a checkpoint names its epoch, this happens only if both snapshots have the same number.
+No class of the fleet is needed. Checkpoints are read one pair at a time; of large parts, only the chunks that differ are read
+(`state_difference.py`). Agents with equal checkpoint digests are not read; since a checkpoint names its epoch, this happens only if both
+snapshots have the same number.
 
 Values that differ between any two snapshots (numbers of epochs and checkpoints, times, turns) and protocol images are not compared.
 All data is checked against its digest (G11), and nothing is written. All lists are bounded and state how many items are omitted.
@@ -71,7 +72,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
 
     Raises:
         NotFoundError: no such snapshot, or the agent is in neither.
-        DamagedDataError: something in one of them is damaged.
+        DamagedDataError: data in one of the snapshots is damaged.
     """
     old, new = _Side(store, before), _Side(store, after)
     agents = [agent] if agent is not None else sorted({**old.lines, **new.lines})
@@ -124,7 +125,7 @@ class _Comparison:
         }
 
     def _pairs(self, agents: list[str]) -> Iterator[tuple[str, AgentCheckpoint | None, AgentCheckpoint | None]]:
-        """Yield agents with their checkpoints, without those whose checkpoints are equal bytes from one host."""
+        """Yield agents with their checkpoints. Agents whose checkpoints consist of equal bytes from one host are omitted."""
         differ = [name for name in agents if not self._is_same(name)]
         sides = [
             (side.lines, self._store.read_checkpoints(side.manifest, [x for x in differ if x in side.lines]))
@@ -170,7 +171,8 @@ class _Comparison:
 
 
 class _Channel:
-    """A channel in both snapshots: before, after. 0: nothing was sent or consumed, or the agent that knows the number is not compared."""
+    """A channel in both snapshots: before, after. A number of 0 means that no message was sent or consumed, or that the agent that knows
+    the number is not compared."""
 
     def __init__(self, sender: str, receiver: str) -> None:
         self.sender = sender
@@ -210,7 +212,7 @@ def _named(agents: list[str], lines: Mapping[str, AgentLine]) -> list[dict[str, 
 
 
 def _described(checkpoint: AgentCheckpoint, name: str) -> object:
-    """Return the values to compare of one of the lists of a checkpoint."""
+    """Return the values that are compared from one list of a checkpoint."""
     match name:
         case "timers":
             return _timers(checkpoint.own_timers)

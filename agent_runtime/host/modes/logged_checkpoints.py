@@ -1,13 +1,14 @@
-"""Checkpoints of agents of a logged fleet: their times and contents, and the reaction to a store that does not keep up.
+"""Checkpoints of agents of a logged fleet: when they are taken, what they contain, and what happens if the store is too slow.
 
-A checkpoint is first owed, then taken between two turns. The policy's clock determines when a basic checkpoint is due: it is asked after every change
-of the agent, and at the time that it named itself.
+A checkpoint is first owed, then taken between two turns. The policy's clock determines when a basic checkpoint is due. The clock is queried
+after every change of the agent, and at the time that it has requested.
 
-*Deferred* checkpoints: while too much waits for a slow or unavailable store, basic checkpoints are not taken. The agents run on, and each that has
-missed one takes it when the store has caught up. Initial, forced and tentative checkpoints, and those of a freeze, are not deferred. A full backlog
-pauses the agents (`host/logged_agent.py`).
+*Deferred* checkpoints: while too much data waits for a slow or unavailable store, basic checkpoints are not taken. The agents continue to
+run, and each agent that has missed a checkpoint takes it when the store has caught up. Initial, forced and tentative checkpoints, and those
+of a freeze, are not deferred. A full backlog pauses the agents (`host/logged_agent.py`).
 
-*Held* agents take no turn, and nothing leaves their outboxes. The reasons: a freeze, an undecided round, or a full backlog.
+*Held* agents take no turn, and no message leaves their outboxes. An agent is held because of a freeze, an undecided round, or a full
+backlog.
 """
 
 import heapq
@@ -19,7 +20,7 @@ from snapline.agent_runtime.host.plans import HostParts
 
 
 class HoldReasons:
-    """Holds of one host's agents.
+    """Reasons for which agents of one host are held.
 
     Attributes:
         freeze: number of the freeze that the agents are in, or None.
@@ -34,7 +35,7 @@ class HoldReasons:
         self.backlog = Backlog()
 
     def reset(self) -> None:
-        """Begin a plan with free agents, and a store presumed good."""
+        """Begin a plan: no agent is held, and the store is assumed to be healthy."""
         self.freeze = None
         self.backlog = Backlog()
 
@@ -49,12 +50,12 @@ class HoldReasons:
         self.release_all()
 
     def pause_agents(self) -> None:
-        """Hold all agents: the logs or the writer's queue have no room."""
+        """Hold all agents, since the logs or the writer's queue have no room."""
         self.backlog.stand(is_standing=True)
         self._hold_all()
 
     def go_on(self) -> None:
-        """Let the agents go on: there is room again."""
+        """Let the agents continue, since there is room again."""
         self.backlog.stand(is_standing=False)
         self.release_all()
 
@@ -64,11 +65,11 @@ class HoldReasons:
 
     @property
     def are_all_held(self) -> bool:
-        """Return whether all agents are held, whatever they do themselves."""
+        """Return whether all agents are held for a reason that concerns the whole host."""
         return self.freeze is not None or self.backlog.is_standing
 
     def release(self, agent: LocalAgent) -> None:
-        """Resume the agent, if nothing else holds it; its held-back outbox leaves first."""
+        """Resume the agent if no other reason holds it; the messages in its outbox leave first."""
         rounds = agent.logged.rounds
         agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
         if not agent.is_held:
@@ -76,7 +77,7 @@ class HoldReasons:
             self._mailboxes.next_turn(agent)
 
     def release_all(self) -> None:
-        """Let all agents go on that no other reason holds."""
+        """Let all agents continue that no other reason holds."""
         for agent in list(self._shared.agents.values()):
             self.release(agent)
 
@@ -101,7 +102,7 @@ class Saving:
     # ---- when -----------------------------------------------------------------------------------------------------
 
     def moved(self, agent: LocalAgent) -> None:
-        """Note that the agent differs from its last checkpoint, and owe a basic one if it is due.
+        """Record that the agent differs from its last checkpoint, and owe a basic checkpoint if one is due.
 
         Otherwise an idle agent would look active forever.
         """
@@ -146,11 +147,11 @@ class Saving:
             heapq.heappush(self._looks, (due, agent.id, self._shared.plan))
 
     def wakeups_ns(self) -> list[int]:
-        """Return when `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         return [self._looks[0][0]] if self._looks else []
 
     def clock_passed(self) -> None:
-        """Check the times at which checkpoints were to be due."""
+        """Check which agents' checkpoints have become due."""
         shared = self._shared
         while self._looks and self._looks[0][0] <= shared.now:
             due, agent_id, plan = heapq.heappop(self._looks)
@@ -206,13 +207,14 @@ class Saving:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Fail the agent: its work since its last durable checkpoint can never be saved, so it returns to that checkpoint."""
+        """Fail the agent: its work since its last durable checkpoint can never be saved, so the agent returns to that checkpoint."""
         agent = self._shared.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """Check that an agent that becomes idle will checkpoint its final state: otherwise the recovery line never reaches it."""
+        """Check that an agent that becomes idle will checkpoint its final state: otherwise the recovery line would never include that
+        state."""
         if not logged.has_moved:
             return
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
@@ -224,7 +226,7 @@ class Saving:
 
 
 def changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """Return the numbers of channels that have advanced since."""
+    """Return the numbers of those channels that have advanced since the earlier numbers."""
     return {channel: number for channel, number in numbers.items() if before.get(channel) != number}
 
 
@@ -243,7 +245,7 @@ class AgentPause:
         self._is_autonomous = is_autonomous
 
     def note_logs(self) -> None:
-        """Let all agents take checkpoints, or pause: all logs together are too large."""
+        """Let all agents take checkpoints or pause if all logs together are too large."""
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
@@ -271,7 +273,7 @@ class AgentPause:
         return self._holds.backlog.must_pause(is_autonomous=self._is_autonomous)
 
     def _pause_agents(self) -> None:
-        """Pause: no agent takes a turn and nothing leaves one. The logs or the writer's queue have no room."""
+        """Pause all agents, since the logs or the writer's queue have no room: no agent takes a turn or sends a message."""
         self._holds.pause_agents()
         problem = self._holds.backlog.problem
         reason = f": {problem}" if problem else ""
@@ -282,12 +284,12 @@ class AgentPause:
         self._holds.go_on()
 
     def wakeups_ns(self) -> list[int]:
-        """Return when `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
         save_ns = self._holds.backlog.save_ns
         return [] if save_ns is None else [save_ns]
 
     def clock_passed(self) -> None:
-        """Let all agents take checkpoints, if it is time: each log is small, but all logs together are too large."""
+        """Let all agents take checkpoints if the time has come. Each log is small, but all logs together are too large."""
         backlog = self._holds.backlog
         if backlog.save_ns is None or backlog.save_ns > self._shared.now:
             return
