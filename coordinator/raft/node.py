@@ -7,16 +7,20 @@ log on all replicas: an entry is committed once a majority holds it durably, and
 From time to time a dump of the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides
 the places where it departs from the paper or from durability. The rules, and how they are enforced:
 
-H2.  A replica answers, votes or counts itself only on the basis of durable entries: every tick begins with `sync_journal()`, the
-     transport calls it between handling messages and releasing the answers, a new leader before it counts its first entry. H4.
-     Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever lies behind
-     a matching entry and adds it again; our journal sets it aside and puts it back. H6.  After a restart, dump and journal may
-     differ if the process died between writing one and the other. The journal is kept if it holds the dump's last entry,
-     replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared
-     with the leader's. H8.  A follower whose log contradicts its leader's repeats the position until the logs agree, whatever it
-     answers on later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  An apply or a callback
-     that raises is an alarm, never a loop. H12, H13.  Nothing is unpickled; an entry is an operation (0), the library's no-op
-     (1) or a learner's request (4), and the library's is never proposed.
+H2.  A replica answers, votes or counts itself only on the basis of durable entries. Every tick begins with
+     `sync_journal()`. The transport calls it between handling messages and releasing the answers, and a new leader
+     calls it before it counts its first entry.
+H4.  Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever
+     lies behind a matching entry and adds it again; `SqliteJournal` sets it aside and puts it back.
+H6.  After a restart, dump and journal may differ if the process died between writing one and the other. The journal is
+     kept if it holds the dump's last entry, replaced if it does not, and refused if there is a gap.
+H7.  The commit index moves only over entries that were compared with the leader's.
+H8.  A follower whose log contradicts its leader's repeats the position until the logs agree, whatever it answers on
+     later entries.
+H9.  An answer counts only in the term in which it was given.
+H10, H11.  An apply or a callback that raises is an alarm, never a loop.
+H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op (1) or a learner's request (4), and the
+     library's no-op is never proposed.
 
 Further faults of the library that this module fixes; comments in the code explain each of them:
 

@@ -1,8 +1,8 @@
 """Checkpoint modes: how epochs are made. The fleet's protocol chooses the mode.
 
-coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines koo_toueg_epochs.py
-koo-toueg: a round asks the agents that must take part; its line becomes the epoch autonomous_epochs.py    all other protocols: agents
-checkpoint on their own, and the recovery line becomes the epoch
+coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
+koo_toueg_epochs.py     koo-toueg: a round asks the agents that must take part; its line becomes the epoch
+autonomous_epochs.py    all other protocols: agents checkpoint on their own, and the recovery line becomes the epoch
 
 This module has the interface of modes, the choice of the mode, and the parts that the modes of logged fleets (the last two) share.
 
@@ -88,7 +88,7 @@ class Mode(Protocol):
         """Propose an epoch if there is a reason and nothing prevents it. Return None if there is no reason."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch."""
+        """Handle the result of BeginEpoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
         """Start an epoch that has begun in the log; return its first stage, or None if it cannot start yet."""
@@ -192,7 +192,7 @@ class LineEpochs:
         return True
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch."""
+        """Handle the result of BeginEpoch."""
         proposed, self._proposed = self._proposed, None
         if proposed is not None and result is not None and not result.is_refused:
             self._begun[result.number] = proposed
@@ -251,7 +251,7 @@ class Leaving:
         self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
 
     def on_asked(self, session: HostSession, message: RetireAgent) -> None:
-        """Take a host's report that an agent has stopped."""
+        """Handle a host's report that an agent has stopped."""
         self._waiting[message.agent] = (session, message)
 
     def evaluate(self) -> None:
