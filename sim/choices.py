@@ -1,15 +1,16 @@
 """Choices of a simulated run: the only source of nondeterminism, so that a run can be repeated and shrunk.
 
-`pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the least delay, no fault, program order. The
-key names the situation, such as a channel and a message number. It is never a counter of picks, so that omitting one choice
-does not reshuffle the others. If a situation occurs again, such as a resent frame, each occurrence is a separate choice: a
-record holds the first one by the key, and later ones by the key and the number of earlier ones.
+`pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the smallest delay, no fault, program order.
+The key identifies the situation, for example by a channel and a message number. The key is never a counter of picks, so
+that omitting one choice does not change the others. If a situation occurs again, as for a resent frame, each occurrence is
+a separate choice. A record stores the first occurrence by the key, and each later one by the key and the number of earlier
+occurrences.
 
-Choices come from a seed (`RandomChoices`), the record of an earlier run (`RecordedChoices`: missing ones are 0), or a test's
-own source.
+Choices come from a seed (`RandomChoices`), from the record of an earlier run (`RecordedChoices`; missing choices are 0), or
+from a test's own source.
 
-Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each. Only `Random.random()` is used, since
-Python guarantees its sequence.
+Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each stream. Only `Random.random()` is
+used, since Python guarantees its sequence.
 """
 
 from collections.abc import Hashable, Mapping
@@ -18,41 +19,41 @@ from random import Random
 from typing import Protocol, Self
 
 BITS = 32
-"""Largest number of bits of one choice, well within the exact range of a `float`."""
+"""Maximum number of bits of one choice, well within the exact range of a `float`."""
 
 Key = tuple[Hashable, ...]
 
 Record = dict[tuple[str, Key], int]
-"""(stream, key) → choice, without the zeros."""
+"""Chosen values by (stream, key), without zeros."""
 
 AGAIN = "again"
-"""Suffix of a record's key for a repeated situation."""
+"""Suffix of a record's key for a situation that occurs again."""
 
 
 class Choices(Protocol):
-    """Source of choices."""
+    """Source of a run's choices."""
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        """Return one of 0 … n - 1; 0 is benign."""
+        """Return a number from 0 to n - 1; 0 is the benign choice."""
 
 
 class Occurrences:
-    """Number of occurrences of each situation so far."""
+    """Counter of the occurrences of each situation so far."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Key], int] = {}
 
     def name_of(self, stream: str, key: Key) -> tuple[str, Key]:
-        """Count a situation, and return its name in a record."""
+        """Count an occurrence of a situation, and return its name in a record."""
         before = self._seen[stream, key] = self._seen.get((stream, key), -1) + 1
         return (stream, (*key, AGAIN, before)) if before else (stream, key)
 
 
 class RandomChoices:
-    """Choices from a seed.
+    """Choices drawn from a seed.
 
     Attributes:
-        record: choices made, without the zeros; None unless `is_recording`, since recording costs time.
+        record: choices made so far, without zeros; None unless `is_recording`, since recording costs time.
     """
 
     def __init__(self, seed: int, *, is_recording: bool = False) -> None:
@@ -74,7 +75,7 @@ class RandomChoices:
 
 
 class RecordedChoices:
-    """Choices of an earlier run; choices missing in its record are 0.
+    """Choices recorded in an earlier run. Choices that the record lacks are 0.
 
     Attributes:
         used: recorded choices that this run has used.
@@ -104,10 +105,10 @@ def start_of(seed: int, stream: str) -> int:
 
 
 class RandomStreams:
-    """Many streams of a seed, such as one for each agent: one number per stream, where a `Random` takes 2.5 kB.
+    """Many streams of a seed, such as one for each agent. Each stream is one number, while a `Random` takes 2.5 kB.
 
-    Each is a linear congruential generator modulo 2^64 with Knuth's factor (TAOCP 2, 3.3.4), of which the upper 53 bits are
-    used. The quality suffices for varied agents, not for statistics.
+    Each stream is a linear congruential generator modulo 2^64 with Knuth's factor (TAOCP 2, 3.3.4), of which the upper 53
+    bits are used. The quality is sufficient for varied agents, but not for statistics.
     """
 
     def __init__(self, seed: int, kind: str) -> None:
@@ -116,7 +117,7 @@ class RandomStreams:
         self._states: dict[str, int] = {}
 
     def random(self, name: str) -> float:
-        """Return the next number of this stream, from 0 to below 1."""
+        """Return the next number of this stream, at least 0 and below 1."""
         state = self._states.get(name)
         if state is None:
             state = start_of(self._seed, f"{self._kind}/{name}")
@@ -125,7 +126,7 @@ class RandomStreams:
 
 
 class DrawnRandom(Random):
-    """A `random.Random` for a user's function: each number is a choice of the run, so that it is reproducible and shrinks to 0."""
+    """A `random.Random` for a user's function. Each number is a choice of the run, so that numbers are reproducible and shrink to 0."""
 
     def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)
@@ -137,11 +138,11 @@ class DrawnRandom(Random):
         super().__init__(0)
 
     def random(self) -> float:
-        """Return a number from 0 to below 1."""
+        """Return a number that is at least 0 and below 1."""
         return self.getrandbits(53) * 2.0**-53
 
     def getrandbits(self, k: int, /) -> int:
-        """Return a number of `k` bits."""
+        """Return a number with `k` random bits."""
         bits = 0
         for at in range(0, k, BITS):
             self._count += 1
@@ -149,4 +150,4 @@ class DrawnRandom(Random):
         return bits
 
     def seed(self, *_: object, **__: object) -> None:
-        """Do nothing: the run's seed is used."""
+        """Do nothing, because the seed of the run is used."""

@@ -1,9 +1,9 @@
-"""The pytest plugin: runs a user's fleet with many seeds, and shrinks failures.
+"""pytest plugin that runs a user's fleet with many seeds and shrinks failures.
 
     def test_my_fleet(snapline_sim):
         snapline_sim.check(my_module.fleet, seeds=200)
 
-pytest loads this module at every start. So it imports only pytest, and the rest when a test uses the fixture.
+pytest loads this module at every start. So the module imports only pytest, and imports the rest when a test uses the fixture.
 """
 
 import shlex
@@ -26,7 +26,7 @@ SEEDS = 100
 """Default number of seeds of a check: about ten seconds for a small fleet."""
 
 SHRINK_S = 20.0
-"""Longest time to shrink a failure: most are small after a few seconds, and a test should not hang."""
+"""Maximum time to shrink a failure: most failures are small after a few seconds, and a test should not hang."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seeds(text: str) -> tuple[int, bool]:
-    """Return the number, and whether it is a factor."""
+    """Return the number of seeds in a command-line option, and whether it is a factor."""
     number = text.removesuffix("x")
     if not number.isdecimal() or int(number) == 0:
         raise ValueError
@@ -75,17 +75,18 @@ class Simulation:
         shrink_s: float = SHRINK_S,
         **options: "Unpack[Options]",
     ) -> "SweepSummary":
-        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports a shrunk version of it.
+        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports a shrunk version of that run.
 
         Args:
             target: a snapline.Fleet, a function that returns one (called for each run), "module:fleet"; or a Scenario, or
                 the path of its TOML file.
-            seeds: number of seeds, or the seeds.
-            invariant: called with every complete cut, a snapline.Cut. It may `assert`, or return a message or False.
-            at_end: called with the states (agent → state) of the idle fleet; a fleet that does not become idle is
-                undecided.
+            seeds: number of seeds, or the seeds themselves.
+            invariant: function that is called with every complete cut, a snapline.Cut. The function may `assert`, or return a message or
+                False.
+            at_end: function that is called with the state of each agent when the fleet is idle. If the fleet does not
+                become idle, the verdict is undecided.
             allow_undecided: continue after runs in which a required event did not happen.
-            shrink_s: longest time to shrink a failure, in seconds; 0 to skip shrinking.
+            shrink_s: maximum time to shrink a failure, in seconds; 0 means no shrinking.
             options: environment of a fleet, see `snapline.sim.checking.Options`.
 
         Returns:
@@ -119,7 +120,8 @@ class Simulation:
         at_end: "AtEnd | None" = None,
         **options: "Unpack[Options]",
     ) -> "Result":
-        """Run a fleet once, and return the result for the test to check. Arguments as of `check` and `snapline.sim.checking.run_fleet`."""
+        """Run a fleet once, and return the result for the test to check. The arguments are those of `check` and
+        `snapline.sim.checking.run_fleet`."""
         from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
@@ -146,7 +148,7 @@ class Simulation:
             _say(str(error))
 
     def _chosen(self, seeds: int | Iterable[int]) -> list[int]:
-        """Return the seeds of the command line, or else of the test."""
+        """Return the seeds given on the command line, or else the seeds of the test."""
         only: int | None = self._config.getoption("--snapline-seed")
         if only is not None:
             return [only]
@@ -175,5 +177,5 @@ class Simulation:
 
 
 def _say(text: str) -> NoReturn:
-    """Fail with the text only, without the plugin's stack frames."""
+    """Fail the test with this text only, without the plugin's stack frames."""
     raise pytest.fail.Exception(text, pytrace=False) from None

@@ -1,23 +1,24 @@
-"""Result of a simulated run, and the texts for its guarantees, verdicts, numbers and times in reports."""
+"""Result of a simulated run, and the texts of guarantees, verdicts, numbers and times in reports."""
 
 from typing import Literal
 
 import msgspec
 
 Verdict = Literal["pass", "violation", "undecided", "broken"]
-""""undecided": no violation, but a required event did not happen. "broken": the harness or the user's code failed."""
+""""undecided" means that no guarantee is violated but a required event did not happen; "broken" that the harness or the user's code
+failed."""
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "broken": 1}
-"""Exit codes of the command line."""
+"""Exit code of the command line for each verdict."""
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A guarantee that did not hold.
+    """A guarantee that was violated.
 
     Attributes:
-        oracle: oracle that found it, such as "orphans"; when shrinking, two violations of one oracle count as the same bug.
+        oracle: oracle that found the violation, such as "orphans". For shrinking, two violations found by the same oracle are the same bug.
         guarantee: "G1" … "G12", or "core" for an invariant of a core.
-        t_ns: virtual time.
+        t_ns: virtual time of the violation.
         text: description with the evidence.
     """
 
@@ -28,11 +29,11 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 ARMED = "of the node that passes"
-"""In the text of a fault that waits at a failpoint: it may never be carried out."""
+"""Part of the description of a fault that waits at a failpoint; such a fault may never be executed."""
 
 
 class ExecutedFault(msgspec.Struct, frozen=True):
-    """An executed fault; `until_ns` is 0 if it has no end."""
+    """A fault that was executed; `until_ns` is 0 if the fault has no end."""
 
     kind: str
     text: str
@@ -44,17 +45,18 @@ class Result(msgspec.Struct, kw_only=True):
     """The outcome of one run.
 
     Attributes:
-        violations: first violations; the run ends at the first event with any.
-        pending: events missing in an undecided run.
-        error: reason of a broken run.
-        trace_hash: hash of all events, in order.
-        waypoints: hash after each thousand entries of the journal, to find the first difference of two runs.
-        journal: text of one such piece of the journal, if requested.
-        events: number of kernel events. messages: number of messages consumed by turns.
-        probes: name → number of hits.
-        metrics: name → value; names end with their unit.
+        violations: the first violations; the run ends at the first event that causes any.
+        pending: required events that did not happen, in an undecided run.
+        error: reason why the run is broken.
+        trace_hash: hash of all events in order.
+        waypoints: hash after each thousand entries of the journal, with which the first difference between two runs is found.
+        journal: text of one such piece of the journal, if it was requested.
+        events: number of kernel events.
+        messages: number of messages that turns consumed.
+        probes: number of hits of each probe.
+        metrics: value of each metric; names end with their unit.
         faults: executed faults.
-        steps_as_they_are: steps and effects of a user's fleet that have no stubs, so that their own functions ran.
+        steps_as_they_are: steps and effects of a user's fleet that have no stubs, so that their own functions were executed.
     """
 
     name: str
@@ -93,7 +95,7 @@ GUARANTEES: dict[str, str] = {
     "none discarded without its compensation.",
     "core": "A core's own invariant holds after every event.",
 }
-"""Text of each guarantee by its name in `Violation.guarantee`."""
+"""Text of each guarantee, by its name in `Violation.guarantee`."""
 
 VERDICTS: dict[str, str] = {
     "pass": "Every guarantee held, and everything that had to happen did.",
@@ -104,7 +106,7 @@ VERDICTS: dict[str, str] = {
 
 
 def seconds(time_ns: int) -> str:
-    """Format a time as `1.234567 s`, to the microsecond."""
+    """Format a time as `1.234567 s`, with microseconds."""
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d} s"
 
 
@@ -119,7 +121,7 @@ def count(number: int, thing: str) -> str:
 
 
 def value_words(value: float) -> str:
-    """Format a metric's value: integers without decimals, others with six significant digits."""
+    """Format the value of a metric: integers without decimals, other values with six significant digits."""
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
     return f"{value:.6g}"

@@ -1,9 +1,8 @@
-"""Exploration of every run of a small fleet, for one protocol at a time (`explore`).
+"""Exploration of every possible run of a small fleet, for one protocol at a time (`explore`).
 
 The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define the steps of a fleet; `state_search` defines the
-search. Within the
-bounds, the search covers every order of sends, deliveries, records, decisions and crashes, over the production cores. Each
-model documents which actions it joins into one step, and why that loses no behaviour.
+search. Within the bounds, the search covers every order of sends, deliveries, records, decisions and crashes, over the production
+cores. Each model documents which actions it combines into one step, and why that loses no behaviour.
 
 Not modelled: links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join or leave, and
 interrupted recoveries.
@@ -27,7 +26,7 @@ from snapline.sim.result import Violation
 __all__ = ["EXPLORED", "PLAIN_CHANDY_LAMPORT", "Bounds", "Exploration", "explore"]
 
 PLAIN_CHANDY_LAMPORT = "chandy-lamport-plain"
-"""Name of the algorithm as published; no fleet runs it."""
+"""Name of the algorithm as published; no fleet uses this protocol."""
 
 EXPLORED = (PLAIN_CHANDY_LAMPORT, *PROTOCOLS)
 """Protocols that `explore` supports."""
@@ -39,7 +38,7 @@ _MODELS: dict[str, ModelFactory] = {
     CHANDY_LAMPORT: StampedModel,
     KOO_TOUEG: RoundModel,
 }
-"""Models of the protocols without a checkpoint rule."""
+"""Models of the protocols that have no checkpointing rule."""
 
 
 class Exploration(msgspec.Struct):
@@ -49,10 +48,10 @@ class Exploration(msgspec.Struct):
         states: number of distinct states reached.
         transitions: number of steps between them.
         depth: largest distance of a state from the start, in steps.
-        is_complete: all states within the bounds were reached.
-        violation: the first violation; its `t_ns` is the number of steps to it.
-        path: a shortest sequence of steps to a violation.
-        uses_digests: states were compared by digests, so two may have been confused. Currently always False.
+        is_complete: whether all states within the bounds were reached.
+        violation: the first violation; its `t_ns` is the number of steps that lead to it.
+        path: a shortest sequence of steps that leads to a violation.
+        uses_digests: whether states were compared by digests, so that two states may have been confused. Currently always False.
     """
 
     protocol: str
@@ -72,8 +71,8 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
 
     Args:
         protocol: one of `EXPLORED`.
-        bounds: limits of the fleet; default: three agents, one send each, one crash.
-        model: factory of the model, instead of the protocol's own; for mutants.
+        bounds: limits of the fleet; by default three agents, one send each, one crash.
+        model: factory of the model that replaces the protocol's own model; for mutants.
 
     Raises:
         UsageError: the protocol is unknown.
@@ -95,7 +94,7 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
 
 
 def model_of(protocol: str) -> ModelFactory:
-    """Return the factory of a protocol's model.
+    """Return the factory that creates a protocol's model.
 
     Raises:
         UsageError: the protocol is unknown.

@@ -1,9 +1,9 @@
-"""Definition of seeded bugs (mutants), and common parts of their scenarios.
+"""Definition of seeded bugs (mutants), and parts that their scenarios have in common.
 
 A mutant replaces functions of the product. The product checks itself: the coordinator rejects an epoch whose channels do not
 balance and a line whose messages are incomplete, and a host rejects a channel that does not continue where it stopped. A mutant
-may also disable such checks (`is_unchecked`, or its own patches, which its text names). The purpose is to show that the
-*world's* oracles find the bug, using their own ground truth.
+may also disable such checks, with `is_unchecked` or with patches of its own, which its text names. The purpose is to show that
+the *world's* oracles find the bug with their own ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from snapline.sim.scenario import (
 from snapline.sim.world.product_patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
-"""Sizes of drawn fleets; small ones show these bugs as well as large ones."""
+"""Sizes of drawn fleets. Small fleets show these bugs as well as large ones."""
 
 BUSY = ("random", "bank", "all-to-all", "ring")
 """Patterns that keep every channel in use."""
@@ -47,10 +47,10 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         text: description of the bug.
         patches: function that returns the patches.
-        scenario: template in which the bug is likely to show.
-        oracle: oracle that finds the bug at `seed`.
-        seed: seed at which the bug is found.
-        is_unchecked: the coordinator's own checks of channel states are disabled too.
+        scenario: template in which the bug is likely to occur.
+        oracle: oracle that finds the bug with `seed`.
+        seed: seed with which the bug is found.
+        is_unchecked: whether the coordinator's own checks of channel states are disabled too.
     """
 
     text: str
@@ -75,7 +75,7 @@ def template(
     outputs: OutputsPart | None = None,
     restores: RestoresPart | None = None,
 ) -> Scenario:
-    """Return a template of small fleets with these faults, clients and outputs. With `fleet`, only delays are drawn."""
+    """Return a template of small fleets with these faults, clients and outputs. If `fleet` is given, only delays are drawn."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
@@ -102,7 +102,7 @@ def template(
 
 
 def unchecked() -> list[Patch]:
-    """Return patches that disable the coordinator's checks before an epoch is complete."""
+    """Return patches that disable the checks which the coordinator makes before it declares an epoch complete."""
     return [
         (coordinated_epochs, "_check_coverage", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),

@@ -1,1 +1,1 @@
-"""Oracles: what must hold in every run, checked from the world's own books and never from what the product computes."""
+"""Oracles: checks that must hold in every run, based on the world's own ground truth and never on what the product computes."""

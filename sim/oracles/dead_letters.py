@@ -1,11 +1,11 @@
-"""Dead letters and operator commands about them: each command takes effect once, and a retried dead letter has one turn.
+"""Oracle of dead letters and their operator commands: each command takes effect once, and a retried dead letter has one turn.
 
-The ground truth records every dead-lettering, and every turn of a retried dead letter. So it knows which dead letters each agent has at its place in
-a cut, and their count: all that were dead-lettered, less those that had turns. The checkpoint must agree. For a command without a turn, the world
-reports the agent's answer: the dead letter was dropped, or there was none.
+The ground truth records every message that becomes a dead letter, and every turn of a retried dead letter. So the ground truth knows which
+dead letters each agent has at its position in a cut, and their number: all that were dead-lettered, minus those that had turns. The
+checkpoint must agree. For a command without a turn, the world reports the agent's answer: the dead letter was dropped, or there was none.
 
-Dead letters are numbered in order, so the ground truth knows their numbers too. A command names its dead letter by number and by a digest of sender
-and payload, which is part of the wire format.
+Dead letters are numbered in order, so the ground truth knows their numbers too. A command identifies its dead letter by number and by a
+digest of sender and payload, which is part of the wire format.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
 class KnownDeadLetter(msgspec.Struct, frozen=True):
-    """Dead letter of an agent. `number`: its place among all dead letters that the agent ever had."""
+    """Dead letter of an agent. `number` is its position among all dead letters that the agent ever had."""
 
     number: int
     sender: str
@@ -45,12 +45,12 @@ class KnownDeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> bytes:
-        """Return the digest by which commands name this dead letter."""
+        """Return the digest with which commands identify this dead letter."""
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
 class OperatorCommand(msgspec.Struct):
-    """An operator command with its own key. `acknowledged_ns`: 0 until acknowledged."""
+    """An operator command with its own key. `acknowledged_ns` is the time of its receipt, or 0 if there is none yet."""
 
     agent: str
     verb: str
@@ -59,11 +59,11 @@ class OperatorCommand(msgspec.Struct):
 
 
 class DeadLetterOracle:
-    """Dead-letter oracle of one run.
+    """Dead-letter oracle of one simulated run.
 
     Attributes:
         said: operator commands by key.
-        effects: number of commands in all histories, by the fate of their dead letters.
+        effects: number of commands in all histories, by what happened to their dead letters.
     """
 
     def __init__(self, report: Report) -> None:
@@ -79,17 +79,17 @@ class DeadLetterOracle:
         self.said[key] = OperatorCommand(agent, command.verb, command.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
-        """Record that the operator received the receipt, perhaps again."""
+        """Record that the operator received the receipt of a command, possibly again."""
         self.said[key].acknowledged_ns = self.said[key].acknowledged_ns or t_ns
 
-    # ---- letters --------------------------------------------------------------------------------------------------
+    # ---- dead letters ---------------------------------------------------------------------------------------------
 
     def on_dead_lettered(self, history: AgentHistory, sender: str, payload: bytes) -> None:
         """Record that a message, timer or input became a dead letter of its receiver."""
         history.dead_letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
     def on_dead_lettered_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
-        """Record that a retried dead letter failed again: it becomes a new dead letter."""
+        """Record that a retried dead letter failed again and becomes a new dead letter."""
         dead_letter = _meant(history, read_dead_letter_command(word))
         if dead_letter is None:
             self._say(t_ns, f"{history.agent} has dead-lettered again a dead letter that it does not have")
@@ -102,11 +102,11 @@ class DeadLetterOracle:
         history.dead_letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
 
     def on_handled(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes) -> None:
-        """Record that a dead letter was handled by a turn."""
+        """Record that a turn handled a dead letter."""
         self._over(t_ns, history, sender, payload, "handled")
 
     def on_command_consumed(self, t_ns: int, history: AgentHistory, payload: bytes, reply: bytes) -> None:
-        """Check the answer to a command that took no turn."""
+        """Check the agent's answer to a command that took no turn."""
         command = read_dead_letter_command(payload)
         dead_letter = _meant(history, command)
         if (reply == TARGET_GONE) != (dead_letter is None):
@@ -146,9 +146,10 @@ class DeadLetterOracle:
     def check_end(
         self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], drops: Drops, plan: int
     ) -> None:
-        """Check an idle fleet: every acknowledged command not dropped has taken effect, and none more often than it was given.
+        """Check an idle fleet: every acknowledged command that was not dropped has taken effect, and none more often than it was given.
 
-        Commands are inputs: those accepted before a restore without inputs may be missing, and have no effect after the target.
+        Commands are inputs. A restore without inputs may drop commands that were accepted before it; they have no effect after the target
+        epoch.
         """
         alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
@@ -186,12 +187,12 @@ def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
 
 
 def command_name(key: str) -> bytes:
-    """Return the name under which a command is tracked among inputs that may be dropped."""
+    """Return the name of a command among the inputs that may be dropped."""
     return b"word " + key.encode()
 
 
 def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[KnownDeadLetter]:
-    """Return an agent's dead letters, now or at a place, in order."""
+    """Return an agent's dead letters in order, either at present or at a position in a cut."""
     dead_letters: list[KnownDeadLetter] = []
     number = 0
     for change in _changes(history, place):
@@ -208,7 +209,7 @@ def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> lis
 def check_dead_letters(
     history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int
 ) -> Iterator[str]:
-    """Yield differences between the dead letters of a checkpoint and the ground truth."""
+    """Yield descriptions of differences between the dead letters of a checkpoint and the ground truth."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])
     prefix = f"epoch {epoch}: {checkpoint.agent}"

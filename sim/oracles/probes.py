@@ -1,15 +1,16 @@
-"""Probes: situations that a run, or a sweep of runs, has covered.
+"""Probes: named situations that a run, or a sweep of runs, has covered.
 
-An oracle without findings proves little if its situation never occurred. So the world and its oracles hit a probe when a situation
-occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. A probe's verb gives the meaning of its hits:
+An oracle without findings proves little if the situation that it checks never occurred. So the world and its oracles hit a probe when a
+situation occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. The verb of a probe states the
+meaning of its hits:
 
     sometimes              some run of a sweep should hit it; otherwise the sweep warns
-    reachable              as `sometimes`, for a place in the code rather than a situation
+    reachable              as `sometimes`, but for a place in the code rather than a situation
     always                 the condition must hold on each check
-    always_or_unreachable  as `always`, but it need not be checked at all
+    always_or_unreachable  as `always`, but the check may never happen
     unreachable            must never be hit
 
-The verbs are common in deterministic simulators. Probes judge nothing by themselves: `failures` returns the broken ones.
+These verbs are common in deterministic simulators. Probes judge nothing by themselves: `failures` returns the probes whose rule was broken.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ Verb = Literal["sometimes", "reachable", "always", "always_or_unreachable", "unr
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One entry of the catalogue."""
+    """One entry of the catalogue of probes."""
 
     text: str
     verb: Verb = "sometimes"
@@ -139,15 +140,15 @@ CATALOGUE: dict[str, Probe] = {
     "tracking judged": Probe("dependencies of an RDT protocol were compared with those that exist"),
     "fleet quiet at the end": Probe("the run ended with nothing left to do"),
 }
-"""All probes. A name not listed here cannot be hit."""
+"""All probes by name. A name that is not listed here cannot be hit."""
 
 
 class Probes:
-    """Hits of one run, or of many after merging.
+    """Hits of one run, or of many runs after merging.
 
     Attributes:
-        hits: name → number of hits, or of checks that held.
-        misses: name → number of checks that failed.
+        hits: for each name the number of hits, or of checks whose condition was true.
+        misses: for each name the number of checks whose condition was false.
     """
 
     def __init__(self, catalogue: Mapping[str, Probe] = CATALOGUE) -> None:
@@ -156,7 +157,7 @@ class Probes:
         self.misses: dict[str, int] = {}
 
     def hit(self, name: str, count: int = 1) -> None:
-        """Count an occurrence of the situation.
+        """Count one or more occurrences of the probe's situation.
 
         Raises:
             UsageError: the probe is not in the catalogue.
@@ -166,7 +167,7 @@ class Probes:
         self.hits[name] = self.hits.get(name, 0) + count
 
     def sometimes(self, condition: bool, name: str) -> None:
-        """Hit the probe if `condition` holds."""
+        """Hit the probe if `condition` is true."""
         if condition:
             self.hit(name)
 
@@ -175,29 +176,29 @@ class Probes:
         self.hit(name)
 
     def unreachable(self, name: str) -> None:
-        """Record that a place was reached that must not be."""
+        """Record that a place in the code was reached that must not be reached."""
         self.hit(name)
 
     def always(self, condition: bool, name: str) -> None:
-        """Check that `condition` holds each time."""
+        """Check that `condition` is true, which must be the case each time."""
         self.hit(name)
         if not condition:
             self.hits[name] -= 1
             self.misses[name] = self.misses.get(name, 0) + 1
 
     def always_or_unreachable(self, condition: bool, name: str) -> None:
-        """Act as `always`, but the probe may never be reached."""
+        """Check a condition as `always` does, for a probe that may never be reached."""
         self.always(condition, name)
 
     def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:
-        """Add the hits of another run; names not in this catalogue are kept."""
+        """Add the hits of another run. Names that are not in this catalogue are kept."""
         for name, count in hits.items():
             self.hits[name] = self.hits.get(name, 0) + count
         for name, count in (misses or {}).items():
             self.misses[name] = self.misses.get(name, 0) + count
 
     def never_hit(self) -> list[str]:
-        """Return the probes that should have been hit and were not, in the catalogue's order."""
+        """Return the probes that should have been hit but were not, in the order of the catalogue."""
         expected = ("sometimes", "reachable", "always")
         return [
             name
@@ -206,7 +207,7 @@ class Probes:
         ]
 
     def failures(self) -> list[str]:
-        """Return the probes whose condition failed, or that must not be reached and were."""
+        """Return the probes whose condition was false, or that were reached although they must not be."""
         return [
             name
             for name, probe in self._catalogue.items()

@@ -2,15 +2,16 @@
 
 ShiViz
 ------
-A ShiViz host is a snapline agent. In a window of a long run, clocks start at 1 again, and receives of earlier sends are not
-connected to them. A recovery is an event of every agent that it rolls back. Undone events stay in the log, because they did
-happen. `diagrams/event_history.py` computes the clocks.
+A ShiViz host is a snapline agent. In a window of a long run, clocks start at 1 again, and receives are not connected to
+sends before the window. A recovery is an event of every agent that it rolls back. Undone events stay in the exported log,
+because they did happen. `diagrams/event_history.py` computes the clocks.
 
 Perfetto
 --------
-A host is a process, and an agent is a thread of it, by initial placement. All actions of one agent at one time are one slice
-(turns take no virtual time). Each pair of a send and a receive is a flow between slices. Hosts' up times are slices of their
-first thread. Epochs are spans of the process "coordinator", because several may be open at once.
+A host is a process, and an agent is a thread of the host on which the agent is placed first. All actions of one agent at one
+time are one slice (turns take no virtual time). Each pair of a send and a receive is a flow between slices. The times when a
+host is up are slices of its first thread. Epochs are spans of the process "coordinator", because several may be open at
+once.
 """
 
 import json
@@ -22,10 +23,11 @@ from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, Mes
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 
 SHIVIZ_EVENTS_MAX = 20_000
-"""Number of events exported, the last ones. Browsers cannot draw more, and clocks grow with the number of agents."""
+"""Maximum number of events that are exported; the last events are kept. Browsers cannot draw more, and clocks grow with the number of
+agents."""
 
 SLICE_MAX_NS = 1_000
-"""Maximum drawn length of a slice. An event takes no time and would otherwise be invisible."""
+"""Maximum length of a drawn slice. An event takes no time and would otherwise be invisible."""
 
 COORDINATOR = "coordinator"
 NO_INITIAL_HOST = "spawned later"
@@ -48,7 +50,7 @@ def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
-    """Yield each agent and its action: several agents in a recovery, one otherwise."""
+    """Yield each affected agent and its action: several agents for a recovery, one agent otherwise."""
     event = timed.event
     if isinstance(event, Recovery):
         for agent, number in event.line.items():
@@ -91,7 +93,7 @@ def to_perfetto(recording: Recording) -> bytes:
 
 
 class _Places:
-    """Numbers of processes and threads. Thread 0 of a process is the host itself."""
+    """Numbers of processes and threads. Thread 0 of a process represents the host itself."""
 
     def __init__(self, recording: Recording) -> None:
         hosts = dict.fromkeys([COORDINATOR, *(span.host for span in recording.hosts), *recording.placed.values()])
@@ -132,7 +134,7 @@ class _Places:
 
 
 def _us(time_ns: int) -> float:
-    """Return microseconds, the format's unit, with nanoseconds as decimals."""
+    """Return a time in microseconds, which is the format's unit, with nanoseconds as decimals."""
     return time_ns / 1000
 
 
@@ -155,7 +157,7 @@ def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[En
 
 
 def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield slices, each with all actions of one agent at one time."""
+    """Yield slices, each of which contains all actions of one agent at one time."""
     open_: dict[str, tuple[int, list[Event]]] = {}
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     for timed in recording.events:
@@ -203,7 +205,7 @@ def _recoveries(recording: Recording, places: _Places) -> Iterator[Entry]:
 
 
 def _flows(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield one flow for each receive. A message received again after a recovery has several."""
+    """Yield one flow for each receive. A message that is received again after a recovery has several flows."""
     sent: dict[str, tuple[int, str]] = {}
     for number, (timed, event) in enumerate(_messages(recording.events)):
         if isinstance(event, MessageSent):

@@ -1,7 +1,8 @@
-"""HTML report of a run: verdict, evidence, timeline, space-time diagram, metrics, probes, and how to run it again.
+"""HTML report of a run: verdict, evidence, timeline, space-time diagram, metrics, probes, and commands that repeat the run.
 
-The page is one file and needs no network. Its content security policy forbids network access and scripts. It follows the
-reader's light or dark scheme. All text from a run is escaped (`style.text`). The same run gives the same bytes.
+The page is one file and needs no network. Its content security policy forbids network access and scripts. The page
+follows the reader's light or dark scheme. All text from a run is escaped (`style.text`). The same run always gives the
+same bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,26 +16,26 @@ from snapline.sim.result import GUARANTEES, VERDICTS, Result, Violation, count, 
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 2_000
-"""Maximum number of events in the page's diagram; more make a browser slow. `spacetime.svg` holds more."""
+"""Maximum number of events in the page's diagram; more events make a browser slow. `spacetime.svg` contains more events."""
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
-"""Maximum number of rows per list; `result.json` has all."""
+"""Maximum number of rows per list; `result.json` contains all of them."""
 
 WORDS_MAX = 4_000
-"""Maximum number of characters of one text, such as a traceback."""
+"""Maximum number of characters of a single text, such as a traceback."""
 
 SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Contents of the page.
+    """Contents of the report page.
 
     Attributes:
-        config: scenario as drawn, in TOML.
+        config: scenario with all drawn values, in TOML.
         schema: version of the scenario format.
         commit: commit of the code, "" if unknown.
         heal_ns: time at which all faults were healed.
-        within_ns: time that the fleet may take after that.
+        within_ns: time that the fleet may take to finish its work after that.
         catalogue: all existing probes with their meanings.
     """
 
@@ -117,7 +118,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _lines(words: str) -> str:
-    """Escape text of several lines, for `<pre>`."""
+    """Escape a text of several lines for `<pre>`."""
     return "\n".join(text(line) for line in words.expandtabs(4).split("\n"))
 
 
@@ -171,7 +172,7 @@ def _words(words: str) -> str:
 def _diagram(of: Page) -> str:
     if of.recording is None:
         return '<p class="quiet">The run was not recorded: run it again with a recording to see the events.</p>'
-    # The cause of the end is at the right edge. With right-to-left direction, a browser starts there.
+    # The cause of the end is at the right edge. With right-to-left direction, a browser shows that edge first.
     is_at_end = bool(of.result.violations)
     svg = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
     return picture(svg, kind="at-end" if is_at_end else "")
@@ -222,7 +223,7 @@ def _probe(name: str, of: Page) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: tuple[int, ...]) -> Iterator[str]:
-    """Yield a table whose cells are already markup. `numbers`: columns aligned to the right."""
+    """Yield a table whose cells are already markup. `numbers` lists the columns that are aligned to the right."""
     mark = ['class="number"' if index in numbers else "" for index in range(len(columns))]
     head = "".join(f'<th scope="col" {mark[index]}>{name}</th>' for index, name in enumerate(columns))
     yield f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>'
@@ -232,7 +233,7 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers
 
 
 def _reproduce(of: Page) -> Iterator[str]:
-    """Yield the commands for a rerun, relative to the run's folder, so that they stay correct if the folder is moved."""
+    """Yield the commands that repeat the run. They are relative to the run's folder, so they stay correct if the folder is moved."""
     yield "<p>In this folder:</p>"
     yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
     commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"

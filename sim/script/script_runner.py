@@ -1,12 +1,12 @@
-"""Runner of scenario scripts: rewrite their traces, or report differences.
+"""Runner of scenario scripts, which rewrites their traces or reports differences.
 
     run_script(text) -> text      the same script with the traces that its commands now produce
-    check_script(path) -> str     differences as a unified diff; "" if there are none
+    check_script(path) -> str     differences as a unified diff, or "" if there are none
     rewrite_script(path) -> bool  write the new traces, and return whether anything differed
 
-The command `fleet` makes a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps, as in
+The command `fleet` creates a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps, as in
 production), markers (plain Chandy-Lamport; `channels=a->b,b->a` lists the channels, default: all), koo-toueg, uncoordinated,
-and the communication-induced ones.
+and the communication-induced protocols.
 
     all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
     all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)
@@ -16,7 +16,7 @@ and the communication-induced ones.
     koo-toueg                 checkpoint a refusing=b; timeout
     rules                     untracked (Z-paths without a causal twin)
 
-`deliver` is both the arrival and the turn. `record` announces an epoch to agents; `all` names every agent.
+`deliver` is both the arrival and the turn. `record` announces an epoch to agents; `all` means every agent.
 """
 
 import difflib
@@ -36,14 +36,14 @@ MARKERS = "markers"
 FLEET_USAGE = "fleet AGENT [AGENT…] [protocol=NAME] [channels=AGENT->AGENT,…]"
 
 AGENTS_MAX = 26
-"""Largest number of agents in a script, which must stay readable. Use the simulator for larger fleets."""
+"""Maximum number of agents in a script, which must stay readable. Use the simulator for larger fleets."""
 
 
 def run_script(text: str) -> str:
-    """Return the script with new traces.
+    """Return the script with the traces that its commands produce.
 
     Raises:
-        UsageError: a command is unknown or cannot be carried out; the message names the line.
+        UsageError: a command is unknown or cannot be executed; the message names the line.
     """
     fleet: ScriptedFleet | None = None
     written = []
@@ -61,10 +61,10 @@ def run_script(text: str) -> str:
 
 
 def check_script(path: Path) -> str:
-    """Return a unified diff from the file to its new traces, or "".
+    """Return a unified diff between the file and its new traces, or "" if there is no difference.
 
     Raises:
-        UsageError: as in `run_script`, with the file's name.
+        UsageError: as in `run_script`; the message also names the file.
     """
     text = path.read_text(encoding="utf-8")
     diff = difflib.unified_diff(
@@ -94,7 +94,7 @@ def _run_file(path: Path, text: str) -> str:
 
 
 def make_fleet(command: ScriptCommand) -> ScriptedFleet:
-    """Make the fleet of a `fleet` command.
+    """Return the fleet that a `fleet` command defines.
 
     Raises:
         UsageError: names, protocol or channels are invalid.

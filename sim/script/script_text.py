@@ -1,4 +1,4 @@
-"""Text of a scenario script: blocks of commands, `----`, and the trace that they produce.
+"""Text format of a scenario script: blocks of commands, the line `----`, and the trace that the commands produce.
 
     # Comment.
     fleet a b
@@ -9,13 +9,13 @@
     b: Deliver(m1)
 
 A line that starts with `#` is a comment; blank lines are separators. The trace ends at the first blank line. The next block
-continues with the same fleet, unless it makes a new one. Rewriting changes only traces: everything up to and including `----`
-is kept. A block without `----` gets one.
+continues with the same fleet, unless it creates a new fleet. Rewriting a script changes only traces: everything up to and
+including `----` is kept. A block without `----` gets that line.
 
-A command is a verb, words, and options of the form `name=value`. The usage text of a verb also defines the form of its commands.
+A command consists of a verb, words, and options of the form `name=value`. The usage text of a verb also defines the form of its commands.
 
 A line of a trace is a command of a core or an action of the host: `Name(value, name=value)`. Core commands are written with all
-their fields. A piggyback is decoded by its protocol, with agents by name.
+their fields. A piggyback is decoded by its protocol, and its agents are shown by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ TRACE_FOLLOWS = "----"
 
 
 class ScriptCommand(msgspec.Struct, frozen=True):
-    """Command on one line of a script. `line`: number of the line, from 1."""
+    """Command on one line of a script. `line` is the number of the line, starting with 1."""
 
     line: int
     text: str
@@ -45,10 +45,10 @@ class ScriptCommand(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Commands with the lines above their trace.
+    """Commands of a block, with the lines before their trace.
 
     Attributes:
-        written: lines up to the trace, without `----`.
+        written: lines before the trace, without `----`.
         commands: commands in these lines.
     """
 
@@ -57,7 +57,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Return the blocks of a script. The last one may have only comments.
+    """Return the blocks of a script. The last block may consist only of comments.
 
     Raises:
         UsageError: a line is not a command, or a trace has no commands.
@@ -84,7 +84,7 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def write_block(block: Block, trace: list[str]) -> str:
-    """Return the block with this trace, without leading blank lines, because blocks are joined by one."""
+    """Return the text of the block with this trace. Leading blank lines are omitted, because blocks are joined by one blank line."""
     lines = list(block.written)
     while lines and not lines[0]:
         del lines[0]
@@ -120,7 +120,7 @@ class Verb(msgspec.Struct, frozen=True):
 
 
 def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
-    """Carry out a command.
+    """Execute a command.
 
     Raises:
         UsageError: the verb is unknown, the form is wrong, or the verb itself fails.
@@ -133,7 +133,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
 
 
 def check_form(command: ScriptCommand, usage: str) -> None:
-    """Check that a command has the words and options of `usage`, and no others."""
+    """Check that a command has the words and options in `usage`, and no others."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
     options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
@@ -145,7 +145,7 @@ def check_form(command: ScriptCommand, usage: str) -> None:
 
 
 def number_of(command: ScriptCommand, option: str) -> int:
-    """Return the value of an option that must be a number from 1 on."""
+    """Return the value of an option that must be a positive number."""
     value = command.options[option]
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
@@ -156,7 +156,7 @@ def number_of(command: ScriptCommand, option: str) -> int:
 
 
 def format_call(name: str, *values: object, **fields: object) -> str:
-    """Format as `Name(value, field=value)`."""
+    """Format a call as `Name(value, field=value)`."""
     parts = [format_value(value) for value in values] + [
         f"{field}={format_value(value)}" for field, value in fields.items()
     ]
@@ -169,7 +169,7 @@ def format_command(command: msgspec.Struct) -> str:
 
 
 def format_value(value: object) -> str:
-    """Format a value: lists as [a, b], dictionaries as {a: 1}, both in their order."""
+    """Format a value. Lists are written as [a, b] and dictionaries as {a: 1}, both in their order."""
     match value:
         case None:
             return "nobody"
@@ -186,12 +186,12 @@ def format_value(value: object) -> str:
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """Return the content of a piggyback, as fields for `format_call`; none for protocols without one.
+    """Return the content of a piggyback as fields for `format_call`; no fields for protocols without a piggyback.
 
     Args:
         protocol: name of a rule in `rules.RULES`.
-        piggyback: piggyback made by the rule.
-        names: agent names by ordinal.
+        piggyback: piggyback that the rule has made.
+        names: agent names, by the agents' ordinals.
     """
     numbers = decode(piggyback)
     match protocol:
@@ -211,11 +211,12 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
 
 def _hmnr_entry(value: int) -> str:
-    """Format: number of known checkpoints; "taken": a checkpoint lies on the path from the last one; "behind": its clock is lower."""
+    """Format an entry: number of known checkpoints; "taken": a checkpoint lies on the path from the last one; "behind": its clock is
+    lower."""
     return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
 
 
 def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
-    """Format: number of known checkpoints; "simple": the path from the last one is simple; agents that it reaches."""
+    """Format an entry: number of known checkpoints; "simple": the path from the last one is simple; the agents that the path reaches."""
     reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
     return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"

@@ -1,19 +1,20 @@
-"""Choices from Hypothesis, which searches for a failing run and shrinks it towards the benign choices.
+"""Choices drawn by Hypothesis, which searches for a failing run and shrinks the run towards the benign choices.
 
     @given(choices=sparse_choices())
     def test_my_fleet(choices):
         result = run_fleet(my_module.fleet, faults="crashes", choices=choices)
         assert result.verdict == "pass", summarise(result)
 
-`HypothesisChoices(data)` draws each choice when it is made, from `integers(0, n - 1)`. 0, the benign choice, is the simplest.
-A run makes hundreds of choices, and Hypothesis considers fewer draws simpler than smaller ones. So a shrunk example may keep
-odd values that make the run shorter, and it is printed with all its zeros. Use it for runs of some tens of choices, or for
-one stream.
+`HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. 0, the benign choice, is the
+simplest value. A run makes hundreds of choices, and Hypothesis considers fewer draws simpler than smaller draws. So a shrunk
+example may keep odd values that make the run shorter, and all its zeros are printed. Use this class for runs with some tens
+of choices, or for a single stream.
 
 `sparse_choices()` draws in advance the few choices that are not benign, for example "the seventh of stream net is 3".
 Removing an entry makes one choice benign, which suits shrinking, and the printed value can be pasted into a test. The
 drawback: a choice is identified by its position in its stream and not by its situation, so removing an entry may shift later
-ones. Finding and shrinking an order of three messages on four hosts took 192 runs and 10 s; single draws took 591 and 61 s.
+entries. Finding and shrinking an order of three messages on four hosts took 192 runs and 10 s; single draws took 591 runs
+and 61 s.
 
 Snapline does not depend on Hypothesis; callers of this module must have it installed.
 """
@@ -33,17 +34,17 @@ CHANGES_MAX = 20
 """Maximum number of non-benign choices per run; most bugs need fewer than five."""
 
 PLACES_MAX = 300
-"""Number of positions of a stream at which a choice may change; a run of a small fleet makes some hundred choices in each."""
+"""Number of positions in a stream at which a choice may change. A run of a small fleet makes some hundred choices in each stream."""
 
 VALUE_MAX = 64
-"""Largest drawn value. A choice with fewer outcomes uses the remainder."""
+"""Maximum value that is drawn. A choice with fewer outcomes uses the remainder."""
 
 
 class HypothesisChoices:
-    """Draws each choice when it is made.
+    """Choices that Hypothesis draws at the moment when the run makes them.
 
     Attributes:
-        drawn: number of choices that Hypothesis made.
+        drawn: number of choices that Hypothesis has drawn.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class HypothesisChoices:
         streams: tuple[str, ...] = STREAMS,
         others: Choices | None = None,
     ) -> None:
-        """`data` comes from `hypothesis.strategies.data()`.
+        """`data` is the value that `hypothesis.strategies.data()` provides.
 
         Args:
             choices_max: maximum number of draws; further choices are benign.
-            streams: streams that Hypothesis draws.
-            others: source of the choices in all other streams; None makes them benign.
+            streams: names of the streams that Hypothesis draws.
+            others: source of the choices in all other streams; None makes those choices benign.
         """
         self._data = data
         self._choices_max = choices_max
@@ -78,7 +79,8 @@ class HypothesisChoices:
 
 
 class SparseChoices:
-    """Choices that are all benign except some: (stream, position in the stream) → value. An object serves one run only."""
+    """Choices that are all benign except some, given as value by (stream, position in the stream). An object can be used for one run
+    only."""
 
     def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
         self._changes = dict(changes)
@@ -97,6 +99,6 @@ class SparseChoices:
 def sparse_choices(
     *, streams: tuple[str, ...] = STREAMS, changes_max: int = CHANGES_MAX, places_max: int = PLACES_MAX
 ) -> st.SearchStrategy[SparseChoices]:
-    """Return a strategy with up to `changes_max` non-benign choices among the first `places_max` of each stream."""
+    """Return a strategy with up to `changes_max` non-benign choices among the first `places_max` choices of each stream."""
     places = st.tuples(st.sampled_from(streams), st.integers(0, places_max - 1))
     return st.dictionaries(places, st.integers(1, VALUE_MAX), max_size=changes_max).map(SparseChoices)

@@ -1,11 +1,13 @@
-"""Sweep on a Ray cluster with the same seeds, worker code and summary as a local sweep.
+"""Sweep on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
 
-Ray is an extra (`pip install 'snapline[ray]'`) and is imported only here, on use. The template is sent as TOML and the
-results as MessagePack, so head and workers must have the same snapline, but nothing else in common.
+Ray is an optional extra (`pip install 'snapline[ray]'`) and is imported only here, when it is used. The template is
+sent as TOML and the results as MessagePack, so head and workers need the same version of snapline, but nothing else in
+common.
 
-Each Ray task runs a chunk of seeds. Only `AHEAD` chunks per processor are handed out at a time, so that the sweep adapts
-quickly to nodes that join or leave. If a node dies, Ray runs its chunk elsewhere (`RETRIES`). A chunk that keeps dying is run
-seed by seed; a seed that then still kills its process is *broken*. So every seed gets exactly one answer, as in a local pool.
+Each Ray task runs a group of seeds (a chunk). Only `AHEAD` chunks per processor are submitted at a time, so that the sweep
+adapts quickly to nodes that join or leave. If a node dies, Ray runs the node's chunk on another node (`RETRIES`). A chunk
+whose process dies in every retry is run seed by seed. A seed whose process then still dies is *broken*. So every seed gets
+exactly one answer, as in a local pool.
 """
 
 import socket
@@ -27,25 +29,25 @@ from snapline.sim.search.sweep import Collector, SweepSummary, check_determinism
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, perform_all
 
 RETRIES = 2
-"""Number of retries of a chunk whose node or process died."""
+"""Number of retries for a chunk whose node or process has died."""
 
 CONNECT_TIMEOUT_S = 10.0
 
 AHEAD = 2
-"""Chunks handed out per processor: one running and one waiting."""
+"""Number of chunks submitted per processor: one running and one waiting."""
 
 CHUNK_SEEDS = 50
-"""Seeds per chunk: about a second of work, much longer than a task's overhead of milliseconds."""
+"""Number of seeds per chunk: about a second of work, much longer than a task's overhead of milliseconds."""
 
 
 def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
-    """Run these seeds on a worker."""
+    """Run these seeds on a Ray worker, and return the encoded results."""
     worker = _worker(setup)
     with garbage_kept():
         return msgspec.msgpack.encode(list(perform_all(worker, [Task(seed) for seed in seeds])))
 
 
-@lru_cache(maxsize=4)  # a process gets many chunks of few sweeps
+@lru_cache(maxsize=4)  # a process gets many chunks, but of few sweeps
 def _worker(setup: bytes) -> Worker:
     return Worker(msgspec.msgpack.decode(setup, type=Setup))
 
@@ -67,7 +69,7 @@ def sweep_on_ray(
     """Run a sweep on a Ray cluster. Most arguments are those of `sweep`. The determinism check runs locally, in new interpreters.
 
     Args:
-        address: address of a running cluster. "auto": that of this machine or of RAY_ADDRESS. "local": start one here.
+        address: address of a running cluster. "auto" is the cluster of this machine or of RAY_ADDRESS; "local" starts one here.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers at `address`.
@@ -98,7 +100,7 @@ def _collect(
     on_result: Callable[[Result], None] | None,
     stop_after: int | None,
 ) -> bool:
-    """Gather all results. Return whether the sweep was stopped before the last one."""
+    """Collect all results. Return whether the sweep was stopped before the last result."""
     cluster.queue(seeds, chunk_seeds)
     try:
         while cluster.is_busy:
@@ -124,7 +126,7 @@ def _ray() -> Any:  # Ray's types exist only where Ray is installed
 
 
 def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
-    """Connect to a cluster, unless already connected. Return whether the caller has to disconnect."""
+    """Connect to a cluster, unless this process is already connected. Return whether the caller has to disconnect."""
     if ray.is_initialized():
         return False
     _check_reachable(address)
@@ -136,7 +138,7 @@ def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
 
 
 def _check_reachable(address: str) -> None:
-    """Check that the address accepts connections. Ray itself would retry for minutes."""
+    """Check that the address accepts connections, since Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -147,7 +149,7 @@ def _check_reachable(address: str) -> None:
 
 
 class Cluster:
-    """Cluster that runs chunks of seeds."""
+    """Ray cluster that runs chunks of seeds."""
 
     def __init__(self, ray: Any, setup: Setup) -> None:  # Any: see `_ray`
         self._ray = ray
@@ -184,7 +186,7 @@ class Cluster:
             return self._split_chunk(chunk, error)
 
     def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
-        """Queue the seeds of a chunk whose process died one by one; a single seed is broken."""
+        """Queue the seeds of a chunk whose process has died, one by one. If the chunk is a single seed, that seed is broken."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]
         self._waiting.extendleft([seed] for seed in reversed(chunk))

@@ -1,13 +1,14 @@
-"""Reruns: check that a run is deterministic, and find the first difference between two runs.
+"""Repetition of runs: check that a run is deterministic, and find the first difference between two runs.
 
-A run is a function of scenario, seed and choices. A violation of that (iteration over a set, a string hash, state left over
-from an earlier run) shows if the second run uses a new interpreter with another PYTHONHASHSEED.
+A run is a function of scenario, seed and choices. Bugs that violate this (iteration over a set, a string hash, state left
+from an earlier run) become visible if the second run uses a new interpreter with another PYTHONHASHSEED.
 
-Runs are compared by their trace hash. If it differs, the hashes after each thousand entries (way-points) locate the first
-difference within a thousand entries. Both runs are then repeated with a journal of just that window, and its first differing
-entry is shown for both runs. It is the first effect, and usually close to the cause.
+Runs are compared by their trace hash. If the hashes differ, the hashes after each thousand entries (waypoints) locate the
+first difference within a thousand entries. Both runs are then repeated with a journal of only that window, and the first
+differing entry is shown for both runs. That entry is the first effect of the difference, and usually close to the cause.
 
-The folder of a run (`sim/report/run_folder.py`) holds everything needed to run it again: scenario as drawn, seed and choices.
+The folder of a run (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn values, seed and
+choices.
 """
 
 from contextlib import closing
@@ -25,10 +26,10 @@ from snapline.sim.search.worker import Runner, Task, journaled, load_runner, nam
 from snapline.sim.world.kernel import PIECE
 
 RESULT, CONFIG, CHOICES = "result.json", "config.toml", "choices.json"
-"""Names in the folder of a run."""
+"""Names of files in the folder of a run."""
 
 SHOWN_BEFORE = 3
-"""Number of entries shown before the first differing one, for context."""
+"""Number of journal entries shown before the first differing entry, for context."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -47,11 +48,11 @@ class Divergence(msgspec.Struct):
 
     Attributes:
         differing: names of the differing fields, such as "trace_hash".
-        window: range of journal entries that contains the first difference, by the way-points; (0, 0) if not determined.
+        window: range of journal entries that contains the first difference, according to the waypoints; (0, 0) if not determined.
         entry: number of the first differing journal entry; None if no journal shows one.
-        before: the last entries that agree.
-        here: the differing entry of the first run.
-        there: the differing entry of the second run.
+        before: the last entries that are equal in both runs.
+        here: the differing entry in the first run.
+        there: the differing entry in the second run.
         note: additional information.
     """
 
@@ -71,7 +72,7 @@ class Divergence(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Return the report for a terminal."""
+        """Return the text of the report for a terminal."""
         lines = [f"seed {self.seed} ran twice and differed in {', '.join(self.differing)}"]
         if self.entry is not None:
             lines.append(f"first at entry {self.entry} of the journal:")
@@ -95,11 +96,11 @@ def fingerprint_of(result: Result) -> Fingerprint:
 
 
 def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = None) -> Divergence | None:
-    """Run a seed in this process and in a new interpreter with another hash seed. Return None if both runs agree.
+    """Run a seed in this process, and again in a new interpreter with another hash seed. Return None if both runs agree.
 
     Args:
-        scenario: the scenario as drawn.
-        runner: a module-level function. If it supports `window_at`, the first differing entry is determined.
+        scenario: the scenario with all drawn values.
+        runner: a module-level function. If the runner supports `window_at`, the first differing entry is determined.
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
@@ -119,7 +120,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
 
 
 def piece_of(first: list[str], second: list[str]) -> int:
-    """Return the number of the journal piece that contains the first difference, by the way-points of two runs."""
+    """Return the number of the journal piece that contains the first difference, given the waypoints of two runs."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
 
@@ -151,7 +152,7 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 
 
 class ReplayResult(msgspec.Struct):
-    """Result of a repeated run. `warnings`: reasons why it may differ. `expected_hash`: trace hash of the stored run, or ""."""
+    """Result of a repeated run. `warnings`: reasons why the result may differ. `expected_hash`: trace hash of the stored run, or ""."""
 
     result: Result
     expected_hash: str
@@ -163,7 +164,7 @@ class ReplayResult(msgspec.Struct):
 
 
 def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> ReplayResult:
-    """Repeat the run of a folder with its choices. `commit`: commit of the running code.
+    """Repeat the run of a folder with its choices. `commit` is the commit of the running code.
 
     Raises:
         UsageError: see `read_repro`.
@@ -176,10 +177,10 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
 
 
 def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
-    """Return the scenario, seed and choices of a folder. The choices are None if only the seed was kept.
+    """Return the scenario, seed and choices stored in a folder. The choices are None if the folder stores only the seed.
 
     Raises:
-        UsageError: the folder is not one of a run, or has another schema.
+        UsageError: the folder is not a run folder, or has another schema.
     """
     result, provenance = run_folder.read_result(folder / RESULT)
     if provenance.schema != SCHEMA:
@@ -197,7 +198,7 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Return reasons why a rerun may give another result. `commit`: commit of the running code, "" if unknown."""
+    """Return reasons why a repeated run may give another result. `commit` is the commit of the running code, or "" if unknown."""
     _, provenance = run_folder.read_result(folder / RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

@@ -1,4 +1,4 @@
-"""Workloads of simulated fleets: traffic patterns whose every consistent cut can be checked."""
+"""Workloads of simulated fleets: traffic patterns in which every consistent cut can be checked."""
 
 from snapline.sim.workloads.patterns import PATTERNS as PATTERNS
 from snapline.sim.workloads.patterns import make_workload as make_workload

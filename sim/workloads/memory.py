@@ -1,9 +1,9 @@
-"""Agents with large states: tokens walk as in `random`, and each consumed token is recorded in a history and a table.
+"""Agents with large states: tokens walk as in the pattern `random`, and each consumed token is recorded in a history and a table.
 
-The history grows, drops old records and has some records edited. The table is an array of several chunks, and a turn changes
-a few bytes of it. So checkpoints have parts, epochs refer to chunks of earlier epochs, and packs are shared: this tests
-`storage/` under all faults. In every cut, the ledger's count of consumed messages, the table's sum and the history's latest
-records must agree.
+The history grows, drops old records, and some of its records are edited. The table is an array of several chunks, and a turn
+changes a few bytes of it. So checkpoints have parts, epochs refer to chunks of earlier epochs, and packs are shared. The
+pattern thus tests `storage/` under all faults. In every cut, the ledger's count of consumed messages, the table's sum and
+the history's latest records must agree.
 """
 
 import functools
@@ -30,18 +30,19 @@ TABLE_LENGTH = 25_000
 """Number of 64-bit values in the table: 200 KB, four chunks."""
 
 KEPT = 30
-"""Number of records that the history keeps; older ones are dropped."""
+"""Number of records that the history keeps; older records are dropped."""
 
 
 class Seen(snapline.Message):
-    """Record of a consumed message. `take`: its number among them. `content`: its content; 0 after the record was edited."""
+    """Record of a consumed message. `take` is its number among the consumed messages. `content` is its content, or 0 after an edit."""
 
     take: int
     content: int
 
 
 class MemoryState(WalkerState, kw_only=True):
-    """`seen`: records of the latest messages. `table`: array in which each consumed message increments one element."""
+    """State of a `Rememberer`. `seen`: records of the latest messages. `table`: array in which each consumed message increments one
+    element."""
 
     seen: snapline.History[Seen]
     table: Array
@@ -64,7 +65,7 @@ class Rememberer(RandomWalker):
 
 
 class MemoryWorkload(LedgerWorkload):
-    """Workload that checks each agent's table and history against its ledger."""
+    """Workload that checks each agent's table and history against the agent's ledger."""
 
     def check_contents(self, books: CutContents) -> None:
         super().check_contents(books)
@@ -84,7 +85,7 @@ def _check(agent: str, state: MemoryState) -> None:
 
 
 def make_memory(part: FleetPart) -> LedgerWorkload:
-    """Make a fleet that passes tokens on a random graph and records them."""
+    """Return a fleet that passes tokens on a random graph and records each consumed token."""
     if np is None:
         raise UsageError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
     check_agents(part)

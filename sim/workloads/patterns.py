@@ -1,4 +1,4 @@
-"""The patterns by name."""
+"""Catalogue of the traffic patterns, by name."""
 
 import importlib
 from collections.abc import Callable
@@ -70,17 +70,17 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "pagerank": ("example_fleets:make_pagerank", "the example: PageRank of a small graph; mass is conserved"),
     "bank-example": ("example_fleets:make_bank_example", "the example: tokens change hands; their sum is conserved"),
 }
-"""Name → (module:function that makes the pattern, description). The module is imported on use, because some load NumPy."""
+"""For each name: module:function that creates the pattern, and description. The module is imported on use, because some load NumPy."""
 
 PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PATTERNS.items()}
-"""Name → description."""
+"""Description of each pattern, by name."""
 
 
 def make_workload(fleet: FleetPart) -> Workload:
     """Return the workload of a scenario: one of the patterns, or a user's own fleet without known invariants.
 
-    `rate_per_s` is the approximate maximum rate of the whole fleet. `messages` also counts the whole fleet: a pattern sends
-    exactly this number, or the closest number that makes whole items, calls or rounds.
+    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` also counts messages of the whole
+    fleet: a pattern sends exactly this number, or the closest number that completes all items, calls or rounds.
 
     Raises:
         UsageError: the pattern does not exist, or has too few or too many agents.
@@ -100,7 +100,7 @@ def make_workload(fleet: FleetPart) -> Workload:
 
 @cache
 def takes_inputs(pattern: str) -> bool:
-    """Return whether agents of a pattern take inputs from clients."""
+    """Return whether the agents of a pattern take inputs from clients."""
     return make_workload(FleetPart(pattern=PatternPart(name=pattern))).takes_inputs
 
 

@@ -265,7 +265,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """Return whether each message in transit from landlord to neighbour introduces the lodger, as a list."""
+        """Return, for each message in transit from landlord to neighbour, whether the message introduces the lodger."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 

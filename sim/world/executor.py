@@ -45,13 +45,13 @@ class SimExecutor:
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Start the scenario's clock now; return the end of the last fault, in the world's time."""
+        """Start the scenario's clock now, and return the end of the last fault in the world's time."""
         self._origin_ns = self._shared.kernel.now_ns
         return self._origin_ns + max(schedule(self._shared.scenario, self), self._shared.scenario.liveness.heal_ns)
 
     @property
     def now_ns(self) -> int:
-        """Return the scenario's time, which begins with the call of `begin`."""
+        """Return the scenario's time, which starts when `begin` is called."""
         return self._shared.kernel.now_ns - self._origin_ns
 
     @property
@@ -89,7 +89,7 @@ class SimExecutor:
         self._shared.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
-        """Apply the action armed at this point to the node that passes it."""
+        """Apply the action armed at this failpoint to the node that passes the failpoint."""
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
@@ -113,7 +113,7 @@ class SimExecutor:
 
     @property
     def waits_for_work(self) -> bool:
-        """Return whether a kill is armed for a later turn."""
+        """Return whether a kill is armed that will happen during a later turn."""
         return self._shared.points.waits_at(WHEN_WORKING)
 
     def disarm_failpoints(self) -> None:
@@ -186,7 +186,7 @@ class SimExecutor:
         self._shared.stores.disk.clear_faults()
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch; within the budget, an older undamaged epoch must be left."""
+        """Damage a file of the newest complete epoch. Within the fault budget, an older undamaged epoch must exist."""
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
         if self._shared.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):

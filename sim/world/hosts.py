@@ -1,4 +1,4 @@
-"""Hosts of a simulated world: they start, crash, pause, slow down, hang, leave and return."""
+"""Hosts of a simulated world, which start, crash, pause, slow down, hang, leave and return."""
 
 import contextlib
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 RESTART_NS = 500_000_000
-"""Delay until the launcher restarts a host that ended before its fleet."""
+"""Delay in nanoseconds until the launcher restarts a host that ended before its fleet."""
 
 GOODBYE_NS = 100_000_000
-"""Time that a leaving host has for its last message."""
+"""Time in nanoseconds that a leaving host has for its last message."""
 
 
 class Hosts:
-    """All hosts.
+    """All hosts of a simulated world.
 
     Attributes:
-        runs: host → its present or last run.
-        steps: executor of steps and waits of turns.
+        runs: current or last run of each host.
+        steps: executor of the steps and waits of turns.
     """
 
     def __init__(self, shared: WorldState, notes: WorldObserver, replicas: Mapping[str, ReplicaSession]) -> None:
@@ -48,7 +48,7 @@ class Hosts:
         return [run for run in self.runs.values() if run.is_alive]
 
     def run_of(self, host: str) -> SimHost | None:
-        """Return the running host's run; None if it is down."""
+        """Return the current run of a host, or None if the host is down."""
         run = self.runs.get(host)
         return run if run is not None and run.is_alive else None
 
@@ -57,11 +57,11 @@ class Hosts:
         return self._speeds.get(host, 100)
 
     def hangs(self, host: str, what: HangingCall) -> bool:
-        """Return whether these calls of the host hang."""
+        """Return whether calls of this kind hang on the host."""
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
-        """Handle the end of a run that ended by itself: the launcher restarts it."""
+        """Handle a run that has ended by itself; the launcher restarts the host."""
         if not run.is_alive:
             return
         self._end_run(run)
@@ -69,7 +69,7 @@ class Hosts:
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
-        """Wrap `run_turn` so that a turn may kill the process: its mark stays, and the launcher restarts the host."""
+        """Wrap `run_turn` so that a turn may kill the process: the mark of the turn stays, and the launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
             try:
@@ -89,7 +89,8 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """End all waiting handlers, and a graph's threads with them, at the end of a run; the garbage collector might never do so."""
+        """End all waiting handlers, including the threads of graphs, at the end of a run, because the garbage collector might never do
+        so."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # a handler may refuse to end
                 run.driver.stop()
@@ -104,7 +105,7 @@ class Hosts:
     # ---- for faults -----------------------------------------------------------------------------------------------
 
     def start(self, host: str) -> None:
-        """Start the host; no-op if it is up."""
+        """Start the host. Has no effect if the host is up."""
         if self.run_of(host) is not None:
             return
         shared = self._shared
@@ -116,7 +117,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
-        """Crash the host; no-op if it is down."""
+        """Crash the host. Has no effect if the host is down."""
         run = self.run_of(host)
         if run is None:
             return
@@ -130,7 +131,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
-        """Make the host leave the fleet and end; no-op if it is down."""
+        """Make the host leave the fleet and end. Has no effect if the host is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
@@ -141,27 +142,27 @@ class Hosts:
             self.crash(run.name)
 
     def pause(self, host: str) -> None:
-        """Pause the host; no-op if it is down."""
+        """Pause the host. Has no effect if the host is down."""
         run = self.run_of(host)
         if run is not None:
             run.pause(STOPPED)
             self._shared.network.silence(host)
 
     def resume(self, host: str) -> None:
-        """Resume the host; no-op if it is down or not paused."""
+        """Resume the host. Has no effect if the host is down or not paused."""
         run = self.run_of(host)
         if run is not None and STOPPED in run.stops:
             self._shared.network.wake(host)
             run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:
-        """Set the speed in percent: 100 is normal, 10 ten times slower."""
+        """Set the host's speed in percent: 100 is normal, and 10 is ten times slower."""
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make these calls of the host hang; when off, all return."""
+        """Make calls of this kind hang on the host, or let all hanging calls return."""
         run = self.run_of(host)
-        if what == "loop" and run is not None:  # only this run: a restarted one is not in that turn
+        if what == "loop" and run is not None:  # only the current run: a restarted host is not in that turn
             if is_on:
                 run.block()
             else:

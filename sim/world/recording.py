@@ -1,8 +1,8 @@
-"""Recording of a run for diagrams, reports and exports: its events with their times. Made only on request.
+"""Recording of a run's events with their times, for diagrams, reports and exports. A run is recorded only on request.
 
-Events are those of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. A recording also has epochs, hosts and
-orphans, which traces do not have. It is made from the hosts' traces (`SharedTrace`): the same events as of `snapline run --trace`,
-in one global order.
+Events are those of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. A recording also contains epochs, hosts and
+orphans, which traces lack. The recording is made from the hosts' traces (`SharedTrace`): the same events as with `snapline run
+--trace`, in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,20 +14,20 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 from snapline.sim.world.kernel import Kernel
 
 EVENTS_MAX = 2_000_000
-"""Largest number of recorded events: about half a gigabyte; larger traces are not useful."""
+"""Maximum number of recorded events: about half a gigabyte. Larger traces are not useful."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event of a trace. Messages have the name "sender/plan>receiver:number", unique in a run."""
+    """One event of a trace. Messages have the name "sender/plan>receiver:number", which is unique in a run."""
 
     t_ns: int
     event: Event | Recovery
 
 
 class EpochSpan(msgspec.Struct):
-    """One epoch, from its begin to its outcome.
+    """One epoch, from its start to its outcome.
 
-    `cut`: agent → number of its checkpoint, for a complete epoch. `plan`: plan under which the epoch began.
+    `cut` holds the checkpoint number of each agent, for a complete epoch. `plan` is the plan under which the epoch began.
     """
 
     epoch: int
@@ -39,7 +39,7 @@ class EpochSpan(msgspec.Struct):
 
 
 class HostSpan(msgspec.Struct):
-    """One run of a host; `until_ns` is 0 while it lives."""
+    """One run of a host. `until_ns` is 0 while the host is alive."""
 
     host: str
     from_ns: int
@@ -47,18 +47,20 @@ class HostSpan(msgspec.Struct):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A message of a violation, with its name in the events."""
+    """An orphan message that a violation reports, with the message's name in the events."""
 
     message: str
     text: str
 
 
 class Recording:
-    """Recording of one run, filled by the world.
+    """Recording of one run; the world adds the events.
 
     Attributes:
-        agents: initial agents, in order. placed: agent → its host at the start.
-        events: events in order. is_cut: the run had more than `EVENTS_MAX` events.
+        agents: initial agents, in order.
+        placed: host of each agent at the start.
+        events: events in order.
+        is_cut: whether the run had more than `EVENTS_MAX` events.
     """
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class Recording:
 
 
 class HostTrace:
-    """One host's trace; see `TraceSink` in `agent_runtime/host`."""
+    """Trace of one host; implements `TraceSink` of `agent_runtime/host`."""
 
     def __init__(self, shared: "SharedTrace", plan: Callable[[], int]) -> None:
         self._shared = shared
@@ -90,20 +92,20 @@ class HostTrace:
             self._shared.message(what, agent, other, number)
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """Do nothing: a recording has no markers."""
+        """Do nothing, because a recording has no markers."""
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         if self._is_current():
             self._shared.checkpoint(agent, number, kind)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Do nothing: `SharedTrace.on_plan` records the line of the whole fleet."""
+        """Do nothing, because `SharedTrace.on_plan` records the line of the whole fleet."""
 
     def flush(self) -> None:
-        """Do nothing: nothing is buffered."""
+        """Do nothing, because nothing is buffered."""
 
     def _is_current(self) -> bool:
-        """Return whether the host works under the newest plan; work under older plans was rolled back."""
+        """Return whether the host works under the newest plan. Work under older plans was rolled back."""
         return self._plan() == self._shared.plan
 
 
@@ -122,7 +124,7 @@ class SharedTrace:
         recording.agents = list(agents)
 
     def of(self, plan: Callable[[], int]) -> HostTrace:
-        """Return the trace of one run of a host; `plan`: its current plan."""
+        """Return the trace of one run of a host; `plan` returns the host's current plan."""
         return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
@@ -140,7 +142,7 @@ class SharedTrace:
         self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
-        """Record a committed plan, which rolls back everything past its line. `placed`: agent → host."""
+        """Record a committed plan, which rolls back everything after its line. `placed` maps agents to hosts."""
         self.plan = number
         if number == 1:
             self._recording.placed.update(placed)
