@@ -1,7 +1,7 @@
 """Circuit breaker as part of an agent's state: a service that fails repeatedly is not called for a while.
 
-The breaker is plain state: checkpoints hold it, and a turn that fails permanently reverts its counts. It counts results in the turn's journal and
-uses the context's time, so a repeated durable turn decides as before.
+The breaker is plain state: checkpoints contain it, and a turn that fails permanently reverts its counts. The breaker counts results in the
+turn's journal and uses the context's time, so a repeated durable turn decides as before.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ class Clock(Protocol):
 
 
 class CircuitBreaker(msgspec.Struct):
-    """A field of a state, one for each service. After `failures_max` failures in a row nothing is called for `open_s` seconds; then one trial call
-    decides.
+    """A field of an agent's state, one for each service. After `failures_max` failures in a row the service is not called for `open_s`
+    seconds; then one trial call decides.
 
     `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch errors of the block: a turn that fails reverts its counts.
 

@@ -1,7 +1,8 @@
-"""The fleet's ledger of effects, folded into the fate of each effect. It is read from the outputs under `@effects`, of a running fleet or a store.
+"""The fleet's ledger of effects, from which the fate of each effect is computed. The ledger is read from the outputs under `@effects`, of a
+running fleet or a store.
 
-A ledger record is released with a complete snapshot, so no failure reverts it. The ledger has released records only: an effect that has just ended is
-still "open" here. Hosts report the state of open effects (`with_standing`).
+A ledger record is released with a complete snapshot, so no failure reverts it. The ledger contains only released records, so an effect that
+has just ended is still "open" here. Hosts report the state of open effects (`with_standing`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ from snapline.storage.packs.checkpoint import MadeEffect
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
 UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
-"""Fates that may need attention, the most urgent first."""
+"""Fates that may need an operator's attention, the most urgent first."""
 
 _Key = tuple[str, str, int]
 """Agent, key, generation."""
@@ -39,11 +40,11 @@ class Effect(msgspec.Struct, frozen=True):
         generation: 1, plus one for each repetition after a compensation.
         name: name given by the handler.
         outside_key: key that the service received.
-        fate: "open": requested, and may have been called; "done"; "failed": the function raised, and the effect may have been done; "compensated";
-            "left": done, or possibly done, in a turn that failed permanently, and not undone; "undone": the fleet was rolled back past it, and
-                nothing was called. A running fleet also has "waiting": not called, since the intent is not released; "in doubt": an earlier
-                incarnation of the agent may have called it, and the present one probes or calls it again; "needs people": the agent waits until an
-                operator says whether the effect was done.
+        fate: "open": requested, and may have been called; "done"; "failed": the function raised, and the effect may have been done;
+            "compensated"; "left": done, or possibly done, in a turn that failed permanently, and not undone; "undone": the fleet was rolled
+            back past the request, and the effect was not called. A running fleet also has "waiting": not called, since the intent is not
+            released; "in doubt": an earlier incarnation of the agent may have called it, and the present one probes or calls it again;
+            "needs people": the agent waits until an operator says whether the effect was done.
         arguments, result: text for display; for a failed effect, the error.
         compensation: `module:function`, or "".
         undoes: for a compensation, the key of the effect that it undoes.
@@ -81,7 +82,8 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
 
 
 def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect]) -> list[Effect]:
-    """Return the effects updated by hosts' latest reports: the states of those that have not ended, and those that the ledger does not have yet."""
+    """Return the effects updated by hosts' latest reports: the states of effects that have not ended, and effects that the ledger does not
+    contain yet."""
     by_key = {(effect.agent, effect.key, effect.generation): effect for effect in effects}
     for standing_effect in standing:
         place = standing_effect.agent, standing_effect.key, standing_effect.generation
@@ -97,7 +99,8 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect
 
 
 def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
-    """Return the effects that were open in the cut of an epoch, by the records released with it and before, each with its fate now."""
+    """Return the effects that were open in the cut of an epoch, each with its present fate. The records released with that epoch and before
+    determine which were open."""
     every = list(words)
     later = (place for place, record in enumerate(every) if isinstance(record, Output) and record.epoch > epoch)
     before = fold(every[: next(later, len(every))])
@@ -154,7 +157,7 @@ def _fate_of(stage: str) -> Fate:
 # ---- the message of a turn that undoes effects ------------------------------------------------------------------------
 
 UNDO = b"\x05@undo"
-"""Head of the message, before the effects: no type can have this name."""
+"""Head of the message, which precedes the effects. No message type can have this name."""
 
 UNDO_NAME = "@undo"
 
@@ -162,7 +165,7 @@ _undo_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
 
 def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """Return the message of the turn that undoes these, in this order."""
+    """Return the message of the turn that undoes these effects, in this order."""
     return UNDO + msgspec.msgpack.encode(list(made))
 
 

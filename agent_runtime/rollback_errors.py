@@ -11,7 +11,8 @@ REASON_CHARACTERS_MAX = 1_000
 
 
 class RollbackRequest(msgspec.Struct, frozen=True):
-    """A turn's request. `snapshot`: "last", a tag or an epoch; `place`: function, file and line of the call, by which requests are counted."""
+    """A turn's request for a rollback. `snapshot`: "last", a tag or an epoch; `place`: function, file and line of the call, by which
+    requests are counted."""
 
     snapshot: str
     reason: str
@@ -19,8 +20,8 @@ class RollbackRequest(msgspec.Struct, frozen=True):
 
 
 class RollbackRequestedError(BaseException):
-    """Ends the turn that requests a rollback. It is no `Exception`, so that handlers cannot catch it by accident, and sagas do not undo their
-    effects."""
+    """Ends the turn that requests a rollback. The class is not an `Exception`, so that handlers cannot catch it by accident, and sagas do
+    not undo their effects."""
 
     def __init__(self, rollback_request: RollbackRequest) -> None:
         super().__init__(
@@ -37,14 +38,14 @@ FAILURES = (Exception, RollbackRequestedError, SystemExit)
 
 
 def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
-    """Return the request of a turn that has failed, if its agent may make one, and the error that it has failed by."""
+    """Return the rollback request of a turn that has failed, if its agent may make one, and the error with which the turn failed."""
     if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:
-    """Return the request of a call of `ctx.rollback`; UsageError."""
+    """Return the request that a call of `ctx.rollback` makes; UsageError."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"

@@ -1,7 +1,7 @@
-"""Effects as handlers request them: checks, compensations, and sagas. No I/O.
+"""Effects from the handlers' side: checks, compensations, and sagas. This module does no I/O.
 
 A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function`, with encoded
-arguments, which are decoded as the function declares them. The message of the turn that runs compensations has them.
+arguments, which are decoded as the function declares them. The message of the turn that runs compensations contains both.
 
 Names are read from the store, and a writer of the store must not be able to call arbitrary Python functions. So names are looked up in the fleet's
 own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.
@@ -36,7 +36,7 @@ from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 ARGUMENTS_BYTES_MAX = 64 * 1024
-"""Largest size of one compensation's arguments. They are in the agent's checkpoints until its turn ends, and in the ledger."""
+"""Largest size of one compensation's arguments. The arguments are in the agent's checkpoints until its turn ends, and in the ledger."""
 
 
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
@@ -45,7 +45,7 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
     Raises:
         UsageError: another process could not find the function, or it is in none of these modules.
         EncodingError: an argument cannot be encoded.
-        MessageTooLargeError: the arguments are too large together.
+        MessageTooLargeError: the total size of the arguments is too large.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
         raise UsageError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
@@ -91,7 +91,7 @@ def _is_own(module: str, own: Sequence[str]) -> bool:
 
 
 def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
-    """Return the function that is defined there: a module's imports from elsewhere are not its own."""
+    """Return the function that is defined in that module; functions imported from other modules do not count."""
     if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
@@ -108,7 +108,7 @@ def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> l
 
 
 def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
-    """Return the declared types of its positional parameters; Any for more arguments than those."""
+    """Return the declared types of the function's positional parameters, with Any for further arguments."""
     if function is None:
         return [Any] * count
     try:
@@ -187,11 +187,11 @@ def effect_work(
     asked_ns: int,
     saga: str,
 ) -> EffectWork:
-    """Return the work of a requested effect, checked.
+    """Check a requested effect, and return its work.
 
     Raises:
         UsageError: an option or the function is not valid for an effect.
-        EncodingError: its arguments cannot be encoded.
+        EncodingError: the effect's arguments cannot be encoded.
     """
     _check(journal, name, options)
     compensate, own_modules = options.compensate, journal.own_modules
@@ -240,7 +240,7 @@ def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
 
 
 def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, saga: str) -> EffectWork:
-    """Return the compensation of an effect; `function` with its arguments."""
+    """Return the work of an effect's compensation; `function` is bound to its arguments."""
     intent = EffectIntent(
         made.key,
         f"{made.undo}({readable(function.args) if isinstance(function, functools.partial) else ''})",
@@ -257,12 +257,12 @@ def undo_work(made: MadeEffect, function: Callable[..., Any], asked_ns: int, sag
 def read_outcome(
     name: str, key: str, entry: JournalEntry, function: Callable[..., Any]
 ) -> Any:  # the function's own result
-    """Return the outcome of an effect, by the journal.
+    """Return the outcome of an effect from the journal.
 
     Raises:
-        EffectFailedError: its function raised each time.
+        EffectFailedError: the effect's function raised each time.
         UsageError: the key belongs to another effect.
-        EncodingError: the result is not what the function declares to return.
+        EncodingError: the result does not have the type that the function declares.
     """
     if entry.outcome == REFUSED:
         raise UsageError(entry.result.decode())
@@ -287,7 +287,7 @@ class Saga:
         self._made: list[MadeEffect] = []
 
     def add(self, made: MadeEffect) -> None:
-        """Add an effect of this block that was done, or has failed: then it may have been done."""
+        """Add an effect of this block that was done, or that has failed and may have been done."""
         self._made.append(made)
 
     async def __aenter__(self) -> Self:
@@ -303,7 +303,8 @@ class Saga:
         self._open.remove(self)
         if error is None and self._open:
             self._open[-1]._made.extend(self._made)
-        # The handler itself cancels, and may catch that outside the block. Ending the handler is not a failure of the block.
+        # The handler itself cancels, and may catch the cancellation outside the block. Ending the handler is not a
+        # failure of the block.
         if isinstance(error, Exception | asyncio.CancelledError) and not isinstance(error, DivergenceError):
             await self._undo_all(error)
 
@@ -312,7 +313,7 @@ class Saga:
             try:
                 await self._undo(effect)
             except EffectFailedError as failed:
-                with contextlib.suppress(TypeError, AttributeError):  # the error takes no notes
+                with contextlib.suppress(TypeError, AttributeError):  # no note can be added to the error
                     error.add_note(f"saga {self.name!r}: {failed}")
 
 

@@ -1,9 +1,10 @@
-"""Coroutines that a handler made but did not await: their work was not done, so the turn fails.
+"""Detects coroutines that a handler made but did not await. Their work was not done, so the turn fails.
 
-There are two kinds. A context's coroutine (`ctx.step`, `ctx.sleep` …) is a `ContextCall`: it is registered when it is made, and unregistered when it
-is awaited. For others, such as `client.send(…)` or a method of the agent's own, Python warns that they were never awaited when it frees them. A
-host's process handles this in place of Python's warning (`watch`). Such coroutines are charged to the task of the turn or step, even if a task or
-thread started by it freed them. Coroutines of tasks that outlive their turn, or belong to no turn, get Python's warning.
+There are two kinds. A context's coroutine (`ctx.step`, `ctx.sleep` …) is a `ContextCall`: such a call is registered when it is made, and
+unregistered when it is awaited. For other coroutines, such as `client.send(…)` or a method of the agent itself, Python warns that they were
+never awaited when it frees them. A host's process handles this in place of Python's warning (`watch`). Such coroutines are charged to the
+task of the turn or step, even if a task or thread started by it freed them. Coroutines of tasks that outlive their turn, or belong to no
+turn, get Python's warning.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class UnawaitedCoroutines:
 
 
 class CallTracking(Protocol):
-    """Part of a context that registers calls; None: no call of it was to be awaited."""
+    """The part of a context that registers calls; None if the context has made no call that must be awaited."""
 
     unawaited: UnawaitedCoroutines | None
 
@@ -75,7 +76,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
         return self._begun().throw(*error)
 
     def close(self) -> None:
-        """Close the coroutine: it is not needed after all."""
+        """Close the coroutine, since it is not needed after all."""
         self._begun().close()
 
     def __del__(self) -> None:
@@ -93,7 +94,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
 def awaited(
     method: Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]]:
-    """Decorate a context's method: a call of it that nobody awaits is found when the turn ends."""
+    """Decorate a context's method, so that a call of the method that nobody awaits is found when the turn ends."""
 
     @functools.wraps(method)
     def asked(ctx: _Ctx, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -105,7 +106,7 @@ def awaited(
 
 
 def _line(frame: Any) -> str:
-    """Return the innermost line that is not the runtime's."""
+    """Return the innermost source line that is not in the runtime."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _HERE:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -115,9 +116,9 @@ def _line(frame: Any) -> str:
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
     """Run the block outside any asyncio task, and let it create none: `asyncio.timeout` in a durable handler would cancel the host's task.
 
-    `make_task` is the loop's task factory meanwhile.
+    Meanwhile `make_task` is the event loop's task factory.
     """
-    loop = asyncio._get_running_loop()  # None in the simulator
+    loop = asyncio._get_running_loop()  # the value is None in the simulator
     if loop is None:
         yield
         return
@@ -137,7 +138,8 @@ def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
 
 
 class FreedCoroutine(NamedTuple):
-    """A coroutine that was never awaited. `task` is charged with it (None: the loop itself), and will check for it if it is that of a turn."""
+    """A coroutine that was never awaited. `task` is responsible for the coroutine (None: the event loop itself). If `task` runs a turn, the
+    turn's end checks for the coroutine."""
 
     task: "asyncio.Task[Any] | None"
     is_turn: bool
@@ -152,7 +154,7 @@ _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextV
 
 
 def enter_turn() -> None:
-    """Make the present task that of a turn, or of a step."""
+    """Mark the current task as the task of a turn or a step."""
     _turn.set(_present())
 
 
@@ -198,7 +200,7 @@ def _present() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
-    """Return the unawaited coroutines of this context's turn, which waits, or, `is_over`, has ended."""
+    """Return the unawaited coroutines of this context's turn. The turn waits or, if `is_over`, has ended."""
     noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
         descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
@@ -206,10 +208,10 @@ def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
 
 
 def take_freed() -> list[str]:
-    """Return coroutines of the present turn, or step, that were freed; warn of those that are no turn's."""
+    """Return coroutines of the current turn or step that were freed; warn about those that belong to no turn."""
     if not freed:
         return []
-    own, noted = (_turn.get(), _present(), None), list(freed)  # None: it ran within `no_task`
+    own, noted = (_turn.get(), _present(), None), list(freed)  # None: the coroutine ran within `no_task`
     freed.clear()
     for coroutine in noted:
         if coroutine.task in own:
@@ -222,6 +224,6 @@ def take_freed() -> list[str]:
 
 
 def sentence(left: list[str]) -> str:
-    """Return why the turn fails."""
+    """Return the sentence that states why the turn fails."""
     more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
     return f"{left[0]}{more} was never awaited, so it was not done: write await before it"

@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from snapline.errors import MessageTooLargeError
 
 CHANNEL_CREDIT = 256
-"""Messages of one channel that may wait at the receiver: 1/32 of WINDOW_ITEMS, so that one slow agent does not fill the link's window."""
+"""Largest number of messages of one channel that may wait at the receiver: 1/32 of WINDOW_ITEMS, so that one slow agent does not fill the
+link's window."""
 
 WINDOW_ITEMS = 8192
-"""Items of one link that may wait at the receiver: 16 full frames, enough to keep both sides busy."""
+"""Largest number of items of one link that may wait at the receiver: 16 full frames, enough to keep both sides busy."""
 
 WINDOW_BYTES = 3 * 1024 * 1024
-"""Bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since
+"""Largest number of bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since
 checkpoints cannot see messages inside gRPC."""
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -103,7 +104,7 @@ class Inlet:
     happens once per message.
 
     Attributes:
-        arrived: number of the last message that arrived; at first `first_number - 1`.
+        arrived: number of the last message that arrived; initially `first_number - 1`.
         consumed: number of the last message that a turn consumed or the host dropped; dropped ones count, or the window would shrink.
         credit_told: last credit sent to the sender, or the initial credit of a newly opened channel.
     """

@@ -6,10 +6,9 @@ command that reuses the frame's columns, so an item costs only a few C loops.
 
 A frame is taken as a whole or not at all: state changes only after the last check.
 
-Control state is what this side sends the other: ack, grants and channel credits. All three are absolute values, not numbered
-items: a broken stream may lose any of them, and a newer value replaces the older one. Every frame carries the newest values.
-Without other traffic, a separate frame is due 20 ms after the first unsent change, or at once when a quarter of the window is
-unreported.
+Control state is the state that this side reports to the other side: ack, grants and channel credits. All three are absolute values, not
+numbered items: a broken stream may lose any of them, and a newer value replaces the older one. Every frame carries the newest values.
+Without other traffic, a separate frame is due 20 ms after the first unsent change, or at once when a quarter of the window is unreported.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
@@ -19,7 +18,7 @@ from snapline.errors import ProtocolError
 
 
 class IncomingOrder:
-    """Incoming order of one link; see the module.
+    """Incoming order of one link; see the module docstring.
 
     Attributes:
         received: link number of the last item taken; the ack.
@@ -51,7 +50,7 @@ class IncomingOrder:
             if skip >= len(items.channel):
                 return []
             items = _without_first(items, skip)
-        if items.more or self._parts or not self.opened.issuperset(items.channel):  # 0 is never open
+        if items.more or self._parts or not self.opened.issuperset(items.channel):  # channel 0 is never open
             return self._take_mixed(items)
         count = len(items.channel)
         size_bytes = sum(map(len, items.payload))
@@ -229,7 +228,7 @@ _REPORT_BYTES = WINDOW_BYTES // 4
 
 
 class UnsentControlState:
-    """Control state that the peer has not received yet; see the module.
+    """Control state that the peer has not received yet; see the module docstring.
 
     Attributes:
         frames: small item frames received since this side's last frame.
@@ -277,7 +276,7 @@ class UnsentControlState:
         self.unsent_credits.update(new_credits)
 
     def forget(self, channel: int) -> None:
-        """Forget the credit of a closed incoming channel."""
+        """Drop the credit of a closed incoming channel."""
         self.credits.pop(channel, None)
         self.unsent_credits.pop(channel, None)
 

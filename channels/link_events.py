@@ -82,7 +82,7 @@ class FrameReceived(Struct, frozen=True, gc=False):
 
 
 class StreamClosed(Struct, frozen=True, gc=False):
-    """The current stream is gone (end, error or cancellation). Without effect if there is none."""
+    """The current stream is gone (end, error or cancellation). The event has no effect if there is no current stream."""
 
 
 class ItemsSent(Struct, frozen=True, gc=False):
@@ -117,7 +117,7 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """A channel whose agent is permanently gone: a channel of this side, or (`by_receiver`) one that the peer has opened."""
+    """The agent of a channel is permanently gone. The channel belongs to this side, or (`by_receiver`) was opened by the peer."""
 
     channel: int
     by_receiver: bool = False
@@ -136,15 +136,15 @@ class ItemsConsumed(Struct, frozen=True, gc=False):
 
 
 class WriteReady(Struct, frozen=True, gc=False):
-    """The stream's writer is free; the core answers with one `WriteFrame` or nothing."""
+    """The stream's writer is free; the core answers with one `WriteFrame` or no command."""
 
 
 class TimerFired(Struct, frozen=True, gc=False):
-    """`wakeup_ns` has come. Early, late and redundant calls are harmless."""
+    """The time `wakeup_ns` has come. Early, late and redundant events are harmless."""
 
 
 class ByeRequested(Struct, frozen=True, gc=False):
-    """The owner ends the link cleanly once everything is acked; nothing may be sent after this event."""
+    """The owner ends the link cleanly once all items are acked; no item may be sent after this event."""
 
 
 Event = (
@@ -194,7 +194,7 @@ class DeliverItems(Struct, frozen=True, gc=False):
 
 
 class DeliverMarker(Struct, frozen=True, gc=False):
-    """Deliver a marker at its place in the order. A large marker comes in pieces; `is_last` marks the last one."""
+    """Deliver a marker at its place in the order. A large marker comes in pieces; `is_last` marks the last piece."""
 
     epoch: int
     channels: list[int]
@@ -222,7 +222,7 @@ class RaiseCredit(Struct, frozen=True, gc=False):
 
 
 class ReportEstablished(Struct, frozen=True, gc=False):
-    """Report that Hellos were exchanged; `resumed` if this link has been established before."""
+    """Report that Hellos were exchanged; `resumed` is true if this link has been established before."""
 
     resumed: bool
 

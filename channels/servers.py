@@ -54,7 +54,7 @@ METADATA_BYTES_MAX = 16 * 1024
 """Largest metadata of one call: a token, and an id of a call or a trace. gRPC's own bound, fixed here against changes."""
 
 STREAMS_MAX = 64
-"""Concurrent calls on one connection: a host has one or two, tools a handful. Further calls wait at the caller."""
+"""Largest number of concurrent calls on one connection: a host has one or two, tools a handful. Further calls wait at the caller."""
 
 CONNECTIONS_MAX = 2_000
 """Largest number of connections at one port; further ones are closed at once. A fleet has 256 hosts with two connections each, its replicas,
@@ -78,7 +78,7 @@ def _common_options() -> _Options:
 
 
 def server_options() -> _Options:
-    """Return options for `grpc.aio.server`. A port in use is an error, even if only a dead process's child holds it."""
+    """Return options for `grpc.aio.server`. A port in use is an error, even if only the child of a dead process holds the port."""
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
@@ -93,7 +93,7 @@ def server_options() -> _Options:
 
 
 def files_max() -> int:
-    """Return how many files this process may have open."""
+    """Return the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft
 
@@ -118,7 +118,7 @@ def client_options(server_name: str | None = None) -> _Options:
 
 
 PORT_WAIT_S = 3.0
-"""Longest wait for a transient error to pass: a killed process frees its ports within a second."""
+"""Longest wait for a transient error to end; a killed process frees its ports within a second."""
 
 PORT_POLL_S = 0.1
 
@@ -178,7 +178,7 @@ def _is_busy(address: str) -> bool:
 SOCKET, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
 HEARTBEATS_PER_TIMEOUT = 3
-"""Heartbeats per watchdog timeout: one may be late, and one lost."""
+"""Number of heartbeats per watchdog timeout, so that one may be late and one lost."""
 
 
 @contextlib.asynccontextmanager

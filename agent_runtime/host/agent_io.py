@@ -1,9 +1,10 @@
 """One agent's inputs and outputs in a host core.
 
-Inputs from outside are numbered from 1 over all the agent's owners and incarnations. The agent's checkpoint holds the number of the last input that
-was consumed, by a turn or as a dead letter; later inputs come again from the host log. The keys of consumed inputs are kept, within limits.
+Inputs from outside are numbered from 1 over all the agent's hosts and incarnations. The agent's checkpoint contains the number of the last
+input that was consumed, by a turn or as a dead letter. After a recovery later inputs are delivered again from the host log. The keys of
+consumed inputs are kept, within limits.
 
-Outputs are numbered too, and kept until they are known to be released.
+Outputs are numbered too, and kept until their release is known.
 """
 
 import itertools
@@ -37,7 +38,7 @@ STEP_NS = 60 * 1_000_000_000
 """Largest counted step from one key to the next (`storage/timestamps.py`): after a clock jump at least the last sixty keys are kept."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
-"""Largest size of remembered answers, without the newest: each of the agent's checkpoints contains them."""
+"""Largest size of remembered answers, without the newest one. Each of the agent's checkpoints contains these answers."""
 
 DIGEST_BYTES = 16
 
@@ -64,12 +65,12 @@ class AgentInputs:
     Attributes:
         consumed: number of the last consumed input.
         numbered: last number assigned.
-        waiting: inputs between these numbers, by key.
+        waiting: inputs with numbers after `consumed`, up to `numbered`, by key.
         keys: keys of consumed inputs, oldest first.
         reply_bytes: size of the answers kept with the keys.
         span_ns: time from the oldest key to the newest.
         retries: key of an operator command that retried a dead letter → key of the dead letter's input.
-        released: last input that a complete epoch is known to hold as consumed, with the ends of its turn and of all earlier turns.
+        released: number of the last input known to be consumed in a complete epoch, in which its turn and all earlier turns have ended.
     """
 
     __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
@@ -84,11 +85,11 @@ class AgentInputs:
         self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
     def saved(self) -> SavedInputs:
-        """Return the inputs as a checkpoint holds them."""
+        """Return the inputs in the form for a checkpoint."""
         return SavedInputs(self.consumed, list(self.keys.values()))
 
     def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
-        """Add the next input: numbered just now, or found in a log."""
+        """Add the next input, which was just numbered or was found in a log."""
         if logged.number != self.numbered + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} follows {self.numbered}")
         self.numbered = logged.number
@@ -96,7 +97,7 @@ class AgentInputs:
         return pending
 
     def drop(self, logged: LoggedInput) -> None:
-        """Drop an input without a turn, after a deliberate rollback of the fleet. The key stays known, for clients that repeat it.
+        """Drop an input without a turn, after a deliberate rollback of the fleet. The key stays known, since clients may repeat it.
 
         Logs may have lost earlier inputs, so a gap among dropped inputs is not an error.
         """
@@ -106,7 +107,7 @@ class AgentInputs:
     def consume(
         self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False
     ) -> None:
-        """Consume the next input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
+        """Consume the next input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
@@ -128,7 +129,7 @@ class AgentInputs:
         self._forget_replies(key)
 
     def retried(self, key: str, by: str) -> None:
-        """Record that the input's dead letter has a turn again, by the operator command of the other key."""
+        """Record that the operator command with the other key has given the input's dead letter a new turn."""
         known = self.keys.get(key)
         if known is not None:
             self.retries.pop(known.retried_by, None)
@@ -136,7 +137,8 @@ class AgentInputs:
             self.keys[key] = msgspec.structs.replace(known, retried_by=by)
 
     def answered(self, key: str) -> KnownKey | None:
-        """Return the key that has the answer to a consumed input: of its own turn, or of the last one that its dead letter had."""
+        """Return the key under which the answer to a consumed input is kept: from its own turn, or from the last turn of its dead
+        letter."""
         known = self.keys.get(key)
         return self.keys.get(known.retried_by, known) if known is not None else None
 
@@ -152,7 +154,8 @@ class AgentInputs:
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:
-        """Forget the answers of the oldest inputs, if they are too large; never the one just given: its client has not received it."""
+        """Drop the answers of the oldest inputs if the answers are too large. The newest answer is never dropped, since its client has not
+        received it."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return
         for known in [known for known in self.keys.values() if known.key != newest]:
@@ -168,7 +171,7 @@ class AgentOutputs:
 
     Attributes:
         number: number of the last output.
-        pending: outputs not known to be released, ascending without gaps up to `number`.
+        pending: outputs whose release is not known, with ascending numbers up to `number`, without gaps.
         size_bytes: size of the pending payloads.
     """
 
@@ -180,7 +183,7 @@ class AgentOutputs:
         self.size_bytes = sum([len(output.payload) for output in saved.pending])
 
     def saved(self) -> SavedOutputs:
-        """Return the outputs as a checkpoint holds them."""
+        """Return the outputs in the form for a checkpoint."""
         return SavedOutputs(self.number, list(self.pending))
 
     def add(self, emission: Emission) -> None:
@@ -196,7 +199,7 @@ class AgentOutputs:
             self.size_bytes -= len(self.pending.popleft().payload)
 
     def holds(self, number: int) -> bool:
-        """Return whether this output is not known to be released."""
+        """Return whether this output is still pending, since its release is not known."""
         return bool(self.pending) and self.pending[0].number <= number <= self.number
 
     def validate(self) -> None:

@@ -1,6 +1,6 @@
 """A host's messages to the coordinator about itself, and a plan's placement of its agents.
 
-- Its fleet's definition.
+- The definition of the host's fleet.
 - Heartbeats, with the agents that are blocked in a durable turn until an operator acts.
 - Times of its part of an epoch: the path of the agent that was the last one here to record its state.
 - Answers to checks of the store: the content of the coordinator's probe, and the fleet's `stop_when` for a complete cut.
@@ -36,7 +36,7 @@ CALLED_NS = 10_000_000_000
 
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
-    """Return all blocked agents, those blocked longest first."""
+    """Return all blocked agents, ordered by the duration of the blockage, the longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
     blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
     return sorted(blocked, key=lambda each: (-each.elapsed_ns, each.agent))
@@ -59,7 +59,7 @@ def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgen
 
 
 def definition_of(fleet: Fleet) -> msg.FleetDefinition:
-    """Return the fleet as the coordinator has to know it."""
+    """Return the fleet's definition in the form that the coordinator needs."""
     return msg.FleetDefinition(
         name=fleet.name,
         protocol=fleet.protocol,
@@ -132,7 +132,7 @@ def heartbeat_of(
 
 
 def placed(plan: msg.Plan) -> ev.PlanReceived:
-    """Return the plan with its columns resolved: ids are interned, since there may be very many."""
+    """Return the plan with its columns resolved: ids are interned, since there may be very many agents."""
     agents = tuple(
         ev.Placement(
             intern(placed.agent), intern(placed.kind), plan.hosts[placed.host], placed.incarnation, placed.ordinal
@@ -176,7 +176,8 @@ log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
-    """Return the content of the coordinator's probe file, as this host sees it; or why it cannot be read, and whether that may pass."""
+    """Return the content of the coordinator's probe file, as this host reads it. If the file cannot be read, return the reason, and whether
+    the problem may be temporary."""
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
@@ -185,8 +186,8 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
-    """Read the cut of `epoch` and call the predicate; if `is_decided`, only check the cut for open effects, which must end first. A cut that cannot
-    be read gives no answer; a predicate that raises does."""
+    """Read the cut of `epoch` and call the predicate; if `is_decided`, only check the cut for open effects, which must end first. If the
+    cut cannot be read, no answer is given; a predicate that raises gives an answer."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
@@ -212,5 +213,5 @@ def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
     except SnaplineError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the frame of the predicate itself, below the frame of this function
         return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

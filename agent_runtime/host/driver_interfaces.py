@@ -2,8 +2,8 @@
 
 The environment provides links, a trace, clocks, threads and the coordinator's stream.
 
-An observer is a judge, or spans, that follow what the driver does. The driver calls the hooks in the thread of its loop. By default each does
-nothing, so an observer implements only those it needs.
+An observer follows the driver's actions, for example a simulator's judge or tracing spans. The driver calls the hooks in the thread of its
+event loop. By default each hook does nothing, so an observer implements only the hooks that it needs.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -29,19 +29,19 @@ class Transport(Protocol):
         """Wake the link to `peer`, which has something to write."""
 
     def dial(self, peer: str, address: str) -> None:
-        """Open streams to `peer`, again and again."""
+        """Keep a stream to `peer` open; dial again whenever it breaks."""
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Send this to `peer`, once: it asks to be dialled."""
+        """Send this message to `peer` once; it asks `peer` to dial this host."""
 
     def undial(self, peer: str) -> None:
         """Allow no more streams to or from `peer`."""
 
     def close_stream(self, peer: str) -> None:
-        """End the present stream; the dialler opens another."""
+        """End the current stream; the dialling host opens another."""
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        """Tell the peer that its stream is refused, and end it."""
+        """Inform the peer that its stream is refused, and end the stream."""
 
 
 class TraceSink(Protocol):
@@ -57,14 +57,14 @@ class TraceSink(Protocol):
         """Trace a checkpoint."""
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Trace a plan: the agents here go on from these checkpoints."""
+        """Trace a plan: the agents here continue from these checkpoints."""
 
     def flush(self) -> None:
-        """Flush the trace: what was traced so far outlives this process."""
+        """Flush the trace, so that all lines so far outlive this process."""
 
 
 class HostEnvironment(Protocol):
-    """Environment of a host: clocks, threads, the coordinator's stream, its own end."""
+    """Environment of a host: clocks, threads, the coordinator's stream, and the end of the process."""
 
     def now_ns(self) -> int:
         """Return the monotonic time."""
@@ -73,37 +73,38 @@ class HostEnvironment(Protocol):
         """Return the time since 1970."""
 
     def boot_clock(self) -> BootClock | None:
-        """Return a clock that counts on while no host runs; None: there is none. Called in any thread."""
+        """Return a clock that continues while no host runs; None if there is none. Any thread may call this method."""
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
         """Call `function` on the loop."""
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """Run blocking work in order, off the loop; `then` gets its result on the loop. What it raises ends the host."""
+        """Run blocking work in order, off the event loop; `then` is called with its result on the loop. An exception in the work ends the
+        host."""
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """Run blocking work in parallel to the worker: it may take long."""
+        """Run blocking work in parallel to the worker, since it may take long."""
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """Run the same in parallel to both: clients wait for it."""
+        """Run blocking work in parallel to the worker and the evaluator, since clients wait for it."""
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
         """Run a handler that may wait."""
 
     def capturing(self, agent: str) -> None:
-        """Observe that an agent's image is about to be taken; what this raises counts as the encoder's error."""
+        """Observe that an agent's image is about to be taken; an exception here counts as the encoder's error."""
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """Observe that an agent's image was taken for this command."""
 
     def part_closed(self, epoch: int) -> None:
-        """Observe that nothing of the epoch can arrive here any more: the host's part goes to the store."""
+        """Observe that no message of the epoch can arrive here any more, so that the host's part is written to the store."""
 
     def send(self, message: HostMessage) -> None:
-        """Send to the coordinator; lost if there is no stream."""
+        """Send a message to the coordinator; the message is lost if there is no stream."""
 
     def open_store(self) -> Store:
-        """Open the checkpoint store. Raises SnaplineError or OSError."""
+        """Open the checkpoint store. The method raises SnaplineError or OSError."""
 
     def fed(self) -> None:
         """Observe that the core has handled an event: turns, frames or timers may be due."""
@@ -112,7 +113,7 @@ class HostEnvironment(Protocol):
         """End the host's run."""
 
     def fail(self, error: BaseException) -> None:
-        """End the host's run because of an error of ours."""
+        """End the host's run because of an internal error."""
 
     def welcomed(self, heartbeat_ns: int) -> None:
         """Handle the Welcome on a stream to the coordinator, which wants heartbeats at this interval."""
@@ -133,31 +134,32 @@ class ObservedDriver(Protocol):
     checkpoints: CheckpointWriter
 
     def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
-        """Wrap each turn, or segment, that runs on the loop."""
+        """Wrap the function that runs turns and segments on the event loop."""
 
 
 class HostObserver:
-    """Observer that does nothing."""
+    """Base class of observers; its hooks do nothing."""
 
     def attached(self, driver: ObservedDriver) -> None:
-        """Note the driver, and wrap its turns; called once, in its constructor, before all other hooks."""
+        """Record the driver, and wrap its turns. The driver's constructor calls this hook once, before all other hooks."""
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
-        """Return the observed kinds of command. The function of a kind gets each command, and what carries it out."""
+        """Return the observed kinds of command. The function for a kind is called with each command, and with the function that carries the
+        command out."""
         return {}
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Note that a waiting turn has ended; return the event for the core."""
+        """Observe that a waiting turn has ended; return the event for the core."""
         return event
 
     def checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Note that an agent could not be captured; the core gets the event afterwards."""
+        """Observe that no image of an agent could be taken; the core gets the event afterwards."""
 
     def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
-        """Note how the loading of a plan's agents ended, before they take their places."""
+        """Observe the outcome of loading a plan's agents, before they are installed."""
 
     def directive_received(self, directive: Directive) -> None:
-        """Note a directive of the coordinator, before the driver handles it."""
+        """Observe a directive of the coordinator before the driver handles it."""
 
     def directive_handled(self) -> None:
-        """Note that the last directive was handled."""
+        """Observe that the last directive was handled."""

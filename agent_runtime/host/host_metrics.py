@@ -108,18 +108,18 @@ class HostMetrics:
     # ---- calls of the adapter -----------------------------------------------------------------------------------------
 
     def directive_received(self, directive: Directive) -> None:
-        """Note the time of a directive from the coordinator."""
+        """Record the time of a directive from the coordinator."""
         if isinstance(directive, BeginEpoch):
             self._times_of(directive.epoch, self._now_ns())
         elif isinstance(directive, EndEpoch):
             self._epochs.pop(directive.epoch, None)
 
     def capturing(self) -> None:
-        """Note that an agent's image is about to be taken."""
+        """Record that an agent's image is about to be taken."""
         self._capturing_ns = self._now_ns()
 
     def captured(self, epochs: tuple[int, ...]) -> None:
-        """Note that the image was taken, for these epochs; none: the agent took a checkpoint on its own."""
+        """Record that the image was taken for these epochs; with no epochs, the agent took a checkpoint on its own."""
         self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
         for epoch in epochs:
             times = self._times_of(epoch, self._capturing_ns)
@@ -127,7 +127,7 @@ class HostMetrics:
             self._start_delays.observe(max(0, self._capturing_ns - times.heard_ns) / 1e9)
 
     def closed(self, epoch: int) -> None:
-        """Note that nothing of the epoch can arrive here any more."""
+        """Record that no message of the epoch can arrive here any more."""
         now_ns = self._now_ns()
         times = self._times_of(epoch, now_ns)
         times.closed_ns = now_ns
@@ -136,7 +136,8 @@ class HostMetrics:
         self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
 
     def said(self, message: HostMessage) -> None:
-        """Note a message from the host to the coordinator; a report of an epoch is repeated on every new stream."""
+        """Record a message from the host to the coordinator. A report of an epoch may occur again, since it is repeated on every new
+        stream."""
         if not isinstance(message, EpochReport):
             return
         times = self._epochs.pop(message.epoch, None)
@@ -159,7 +160,7 @@ class HostMetrics:
     # ---- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, now: Heartbeat) -> Readings:
-        """Return all readings; `now`: the heartbeat that the coordinator would be sent now."""
+        """Return all readings; `now`: the heartbeat that would be sent to the coordinator now."""
         core, counts = self._core, self._core.shared.counts
         agents = core.agents.values()
         return {

@@ -1,13 +1,14 @@
-"""The part of a host core that handles outputs: they are numbered, and kept until an epoch has released them.
+"""Outputs, a part of the host core: numbers outputs, and keeps them until an epoch has released them.
 
 An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). Each of the agent's checkpoints
 holds the output until a complete epoch with its turn is *released*: the coordinator has read the outputs from the checkpoints of that epoch and
 written them to the store. EndEpoch then gives the last released number *in that cut*, and only outputs up to it are dropped; later outputs belong to
 a later epoch. A plan loads pending outputs with the checkpoints, and the coordinator repeats which outputs are released.
 
-So outputs wait in memory. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is *full*: it takes no inputs from
-outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other agents still have turns: holding them back
-would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until its outputs are released (`AgentRetirement`).
+So outputs wait in memory until their release. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is
+*full*: it takes no inputs from outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other
+agents still have turns, since holding them would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until
+its outputs are released (`AgentRetirement`).
 """
 
 from typing import Protocol
@@ -21,28 +22,29 @@ from snapline.messages import host_messages as msg
 
 
 class AgentRetirement(Protocol):
-    """Part of a host core where agents leave."""
+    """Interface that outputs need from the membership part."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a leaving agent that less keeps here: its outbox has drained, its outputs are released, or its answers may be sent."""
+        """Retire a leaving agent if no reason to keep it remains. Its outbox has drained, its outputs are released, or its answers may be
+        sent."""
 
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of the pending outputs of one agent: each of its checkpoints contains them."""
+"""Largest size of the pending outputs of one agent, since each of its checkpoints contains them."""
 
 HOST_BYTES_MAX = 256 * 1024 * 1024
 """Largest size of the pending outputs of all agents of the host: memory that a host can spare while the store is unavailable."""
 
 
 class EffectCaller(Protocol):
-    """Interface of the effects that outputs need."""
+    """Interface that outputs need from the part for effects."""
 
     def released(self, agent: LocalAgent) -> None:
-        """Note that outputs of the agent were released: perhaps the intent at which it waits."""
+        """Handle the release of outputs of the agent, which may include the intent for which the agent waits."""
 
 
 class Outputs:
-    """Outputs of the agents here. `size_bytes`: of all pending payloads."""
+    """Outputs of the agents on this host. `size_bytes`: size of all pending payloads."""
 
     _membership: AgentRetirement
     _effects: EffectCaller
@@ -54,18 +56,18 @@ class Outputs:
         self.size_bytes = 0
         self._is_full = False
         self._is_watched = False
-        """A client follows the outputs."""
+        """Whether a client follows the outputs."""
         self._reported: dict[str, int] = {}
         """Numbers of outputs whose release was reported while the plan's agents were loading."""
 
     def wire(self, membership: AgentRetirement, effects: EffectCaller) -> None:
-        """Connect the parts above this one."""
+        """Connect this part to the parts above it."""
         self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Clear everything: a plan ends the history of every agent here."""
+        """Clear all outputs, since a recovery plan ends the history of every agent here."""
         self.size_bytes = 0
         self._is_full = False
         self._reported = {}
@@ -84,7 +86,7 @@ class Outputs:
     # ---- emitting ---------------------------------------------------------------------------------------------------
 
     def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
-        """Keep outputs of a turn that has ended well."""
+        """Number and keep the outputs of a turn that has succeeded."""
         if agent.outputs is None:
             agent.outputs = AgentOutputs()
         before = agent.outputs.size_bytes
@@ -96,7 +98,7 @@ class Outputs:
             self._epoch_request.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
-        """Request an epoch: the agent continues when its outputs are released."""
+        """Request an epoch, since the agent continues only when its outputs are released."""
         self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
@@ -107,12 +109,13 @@ class Outputs:
         return True
 
     def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
-        """Note whether a client follows the outputs."""
+        """Record whether a client follows the outputs."""
         self._is_watched = event.is_watched
         self._ask_again()
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then no other epoch is requested."""
+        """Drop the outputs that the epoch has released. The release of a complete epoch's outputs is reported later; until then no other
+        epoch is requested."""
         if not self._shared.is_loaded:
             self._reported.update(zip(event.emitters, event.outputs, strict=True))
             return
@@ -134,7 +137,7 @@ class Outputs:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
-        """Request an epoch for agents whose outputs somebody waits for."""
+        """Request an epoch for agents if a client or the agent itself waits for their outputs."""
         for agent in self._emitters():
             is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
@@ -143,7 +146,7 @@ class Outputs:
     # ---- limits ---------------------------------------------------------------------------------------------------
 
     def _judge(self, agent: LocalAgent) -> None:
-        """Update which agents are full, after an agent's pending outputs have become more, or fewer."""
+        """Update which agents are full, after an agent's pending outputs have changed."""
         is_full = self.size_bytes > HOST_BYTES_MAX
         if is_full != self._is_full:
             self._is_full = is_full
@@ -163,7 +166,7 @@ class Outputs:
         return [agent for agent in self._shared.agents.values() if agent.outputs is not None]
 
     def removed(self, agent: LocalAgent) -> None:
-        """Forget the outputs of an agent that has left."""
+        """Drop the outputs of an agent that has left."""
         if agent.outputs is not None:
             self.size_bytes -= agent.outputs.size_bytes
 
@@ -177,6 +180,6 @@ class Outputs:
 
 
 def _waits_for_intent(agent: LocalAgent) -> bool:
-    """Return whether its turn waits until an intent is released."""
+    """Return whether the agent's turn waits until an intent is released."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

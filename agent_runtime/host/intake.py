@@ -16,7 +16,7 @@ from snapline.messages.client_requests import InputOutcome
 from snapline.storage.log.log_record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
-"""Time after which a batch is late: two syncs take some milliseconds, so a second indicates a problem."""
+"""Time after which a batch counts as late. Two syncs take some milliseconds, so a second indicates a problem."""
 
 RETRY_S = 0.5
 """Time in seconds from a failure to the next attempt; short, since clients wait."""
@@ -28,7 +28,7 @@ log = logging.getLogger("snapline.host")
 
 
 class _Flight:
-    """A batch whose outcome is not known. `prepared`: its bytes, from the first attempt on."""
+    """A batch whose outcome is not known. `prepared`: the batch's encoded bytes, from the first attempt on."""
 
     __slots__ = ("command", "failures", "is_decided", "prepared")
 
@@ -40,7 +40,8 @@ class _Flight:
 
 
 class Intake:
-    """Requests and batches on their way. At most one batch is of the present plan's log; others may be of earlier plans."""
+    """Requests without an answer and batches being written. At most one batch belongs to the present plan's log; others may belong to logs
+    of earlier plans."""
 
     def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
         """`feed` hands events to the host core."""
@@ -61,13 +62,13 @@ class Intake:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Offer messages from outside; `then` gets one answer for each when all are decided, but is not called if the host ends."""
+        """Offer messages from outside. `then` is called with one answer for each when all are decided, but not if the host ends."""
         self._count += 1
         self._requests[self._count] = then
         self._feed(ev.InputsOffered(self._count, client, self._environment.wall_ns(), tuple(inputs)))
 
     def answer(self, command: ev.AnswerInputs) -> None:
-        """Pass on the core's decisions."""
+        """Pass the core's answers on to the request's callback."""
         self._requests.pop(command.request)(command.answers)
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
@@ -81,7 +82,7 @@ class Intake:
         self._asks.pop(command.request)(command.answer)
 
     def view(self, agent: str, then: Callable[[ev.AnswerView], None], *, is_settled: bool) -> None:
-        """Request a view of an agent; `then` gets the view before the agent changes again, but is not called if the host ends."""
+        """Request a view of an agent. `then` is called with the view before the agent changes again, but not if the host ends."""
         self._count += 1
         self._views[self._count] = then
         self._feed(ev.ViewRequested(self._count, agent, is_settled))
@@ -91,29 +92,29 @@ class Intake:
         self._views.pop(command.request)(command)
 
     def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
-        """Request the effects at which agents wait; `then` gets them."""
+        """Request the effects for which agents wait; `then` is called with them."""
         self._count += 1
         self._effects[self._count] = then
         self._feed(ev.EffectsRequested(self._count))
 
     def answer_effects(self, command: ev.AnswerEffects) -> None:
-        """Pass on what the core has found."""
+        """Pass the agents or effects that the core has found on to the callback."""
         self._effects.pop(command.request)(command)
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
-        """Request the agents at which something waits; `then` gets them."""
+        """Request the agents with waiting messages or inputs; `then` is called with them."""
         self._count += 1
         self._waiting[self._count] = then
         self._feed(ev.WaitingAgentsRequested(self._count))
 
     def answer_waiting(self, command: ev.AnswerWaiting) -> None:
-        """Pass on what the core has found."""
+        """Pass the agents or effects that the core has found on to the callback."""
         self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
     def append(self, command: ev.AppendBatch) -> None:
-        """Make the batch durable in its place, in the background."""
+        """Make the batch durable at its place, in the background."""
         flight = _Flight(command)
         self._try(flight)
         self._environment.call_later(LATE_S, lambda: self._look(flight))
@@ -123,7 +124,7 @@ class Intake:
             self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """Append the batch, in a thread; return whether it is in the log, or why that is not known."""
+        """Append the batch in a thread. Return whether the batch is in the log, or the reason why this is unknown."""
         command = flight.command
         try:
             store = self._environment.open_store()

@@ -1,12 +1,12 @@
 """State of one agent in a logged fleet, and the host's backlog: the agent's protocol, its log, and when it takes checkpoints.
 
-Used by every protocol but chandy-lamport. The *sender log* holds the messages sent since the agent's last checkpoint. The next checkpoint takes it
-into the store (docs/protocols.md), so memory holds it only until then.
+Every protocol except chandy-lamport uses this state. The *sender log* holds the messages sent since the agent's last checkpoint. The next
+checkpoint writes the log to the store (docs/protocols.md), so the log is in memory only until then.
 
-The *backlog* is data kept in memory because the store has not taken it yet. Two things grow while the store is slow or unavailable: sender logs in
-the agents, since basic checkpoints are deferred, and forced checkpoints in the writer's queue. In koo-toueg fleets the logs of agents that no round
-asks grow too. Agents run as long as there is room. When there is none they *pause*: they take no turn and send nothing, until the store takes
-checkpoints again, or a round has saved them. Heartbeats report the pause.
+The *backlog* is data kept in memory because it has not been written to the store yet. Two things grow while the store is slow or
+unavailable: sender logs in the agents, since basic checkpoints are deferred, and forced checkpoints in the writer's queue. In koo-toueg
+fleets the logs of agents that take part in no round grow too. Agents run as long as there is room. Without room they *pause*: they take no
+turn and send no message, until the store accepts checkpoints again or a round has saved the agents. Heartbeats report the pause.
 """
 
 from snapline.agent_runtime.host.host_events import Log
@@ -25,7 +25,7 @@ class Backlog:
 
     Attributes:
         log_bytes: size of all sender logs in the agents.
-        is_busy, problem: last report on the store (`StoreStatusChanged`); at the start of a plan the store is presumed healthy.
+        is_busy, problem: last report on the store (`StoreStatusChanged`); at the start of a plan the store is assumed to be healthy.
         is_full: the writer's queue is full.
         is_standing: the agents are paused.
         save_ns: time when all agents take checkpoints because their logs are too large although the store is healthy, or None.
@@ -48,7 +48,7 @@ class Backlog:
         self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
 
     def save_at(self, time_ns: int | None) -> None:
-        """Set when all agents take checkpoints, or None."""
+        """Set the time at which all agents take checkpoints; None: no such time."""
         self.save_ns = time_ns
 
     def stand(self, *, is_standing: bool) -> None:
@@ -56,7 +56,7 @@ class Backlog:
         self.is_standing = is_standing
 
     def must_pause(self, *, is_autonomous: bool) -> bool:
-        """Return whether the agents must pause; once they are paused, whether they must stay so."""
+        """Return whether the agents must pause or, if they are paused, must stay paused."""
         if self.is_full:
             return True
         if is_autonomous:
@@ -76,7 +76,7 @@ class Tentative:
 
 
 class LoggedAgent:
-    """The part of a `LocalAgent` that chandy-lamport does not need.
+    """The part of a `LocalAgent` that only logged fleets need.
 
     Attributes:
         admitted: the rule has processed the message of the next, or retried, turn.
@@ -88,7 +88,7 @@ class LoggedAgent:
         turns: turns taken since the last checkpoint.
         has_moved: the agent has changed since the last checkpoint.
         owed: basis of the checkpoint to take before the next turn; "" = none.
-        timer_ns: when the host core looks at the clock again, or None.
+        timer_ns: time at which the host core queries the clock again, or None.
         sent, received: numbers of the last checkpoint, by channel.
         tentative: tentative checkpoint of an undecided round, or None.
     """
@@ -131,12 +131,12 @@ class LoggedAgent:
         self.tentative: Tentative | None = None
 
     def image(self) -> bytes:
-        """Return the protocol's own state, as a checkpoint holds it."""
+        """Return the protocol's own state in the form for a checkpoint."""
         core = self.rule or self.rounds
         return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
-        """Log a sent message, which is kept until a cut has it."""
+        """Add a sent message to the log, which keeps it until a checkpoint stores it."""
         messages = self.log.get(receiver)
         if messages is None:
             messages = self.log[receiver] = []
@@ -148,7 +148,7 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """Drop the log for this receiver: no future recovery line holds the receiver, so its messages are not needed."""
+        """Drop the log for this receiver: no future recovery line contains the receiver, so its messages are not needed."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
@@ -158,12 +158,13 @@ class LoggedAgent:
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
-        """Request a checkpoint before the next turn. In rounds the agent does not decide."""
+        """Request a checkpoint before the next turn. If the agent checkpoints in rounds, the call has no effect, since the agent does not
+        decide."""
         if self.rule is not None:
             self.owed = self.owed or basis
 
     def settle(self, sent: dict[str, int], received: dict[str, int]) -> None:
-        """Make a checkpoint with these numbers the agent's last one; the log went with it."""
+        """Record a checkpoint with these numbers as the agent's last one; the checkpoint contains the log."""
         self.sent, self.received = sent, received
         self.drop_log()
         self.turns = 0
@@ -171,6 +172,6 @@ class LoggedAgent:
         self.owed = ""
 
     def drop_log(self) -> None:
-        """Drop the log: a checkpoint has stored it, or the agent has left."""
+        """Drop the log, since a checkpoint has stored it or the agent has left."""
         self.backlog.log_bytes -= self.log_bytes
         self.log, self.log_messages, self.log_bytes = {}, 0, 0

@@ -1,7 +1,7 @@
-"""The part of a host core that shows an agent's state to users: now, or as soon as the agent is between two turns.
+"""Views, a part of the host core: shows an agent's state to users, at once or as soon as the agent is between two turns.
 
-A view changes nothing: it is in no checkpoint, and a recovery may undo what it shows. A plan ends all waiting requests; clients then ask the agent's
-next owner.
+A view changes no state and is in no checkpoint, and a recovery may undo the state that it shows. A plan ends all waiting requests; clients
+then ask the agent's next host.
 """
 
 import msgspec
@@ -31,17 +31,17 @@ from snapline.messages.effect_records import (
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
 
 ENTRIES_SHOWN = 20
-"""Largest number of entries shown of a durable turn's journal: the newest ones."""
+"""Largest number of entries shown of a durable turn's journal; the newest ones are shown."""
 
 
 IN_LOG = JournalEntry("host log", "")
 """Entry shown for a turn whose step has ended and is being logged."""
 
 EFFECTS_SHOWN = 4000
-"""Largest number of effects shown for one host: with 2 KB of text each they fit into a document."""
+"""Largest number of effects shown for one host. With 2 KB of text each, these effects fit into a document."""
 
 WAITING_SHOWN = 500
-"""Largest number of agents shown for one host: nobody reads more, and each requires a scan of its whole state."""
+"""Largest number of agents shown for one host. Nobody reads more, and each agent requires a scan of its whole state."""
 
 
 class Views:
@@ -75,7 +75,8 @@ class Views:
         self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
 
     def on_waiting_agents_requested(self, event: WaitingAgentsRequested) -> None:
-        """Answer with the waiting agents: those with a durable turn first, the longest waiting before the others; then those with most inputs."""
+        """Answer with the waiting agents. Agents with a durable turn come first, the longest waiting before the others; then come agents
+        with the most inputs."""
         now_ns = self._shared.now
         agents = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
         agents.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
@@ -86,7 +87,7 @@ class Views:
         self._shared.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """Answer requests for an agent that is between two turns; the next one may start now."""
+        """Answer requests for an agent that is between two turns, just before its next turn may start."""
         for request in self.waiting.pop(agent.id, ()):
             self._shared.out.append(AnswerView(request, _view_of(agent, self._shared.now)))
 
@@ -96,7 +97,7 @@ class Views:
             self._refuse(request, f"agent {agent} has stopped")
 
     def reset(self) -> None:
-        """Refuse all requests: a plan ends the history of every agent here."""
+        """Refuse all requests, since a recovery plan ends the history of every agent here."""
         for agent in list(self.waiting):
             for request in self.waiting.pop(agent):
                 self._refuse(request, "the fleet recovers")
@@ -180,7 +181,7 @@ def _effect_state_text(turn: DurableTurn, effects: AgentEffects) -> str:
 
 
 def standing_of(agent: LocalAgent) -> UnfinishedEffect:
-    """Return the effect at which its turn waits."""
+    """Return the effect for which the agent's turn waits."""
     effects = agent.effects
     assert effects is not None and effects.open is not None
     opened, intent, asked_ns = effects.open, None, 0
@@ -195,7 +196,7 @@ def standing_of(agent: LocalAgent) -> UnfinishedEffect:
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:
-    """Return an intent without its undo arguments; None for a record of an operator command, which is about an older one."""
+    """Return an intent without its undo arguments. None: the record is about an operator command, which concerns an older intent."""
     if intent is None or intent.stage != INTENT:
         return None
     return msgspec.structs.replace(intent, undo_arguments=[])

@@ -1,9 +1,9 @@
-"""Decisions of a checkpointing protocol in a host: only here do coordinated and logged fleets differ.
+"""Host modes: the decisions of a checkpointing protocol in a host. Coordinated and logged fleets differ only in their mode.
 
-A mode is an object chosen once, when the core is made. The parts call it at the points below in the life of messages, turns and agents, and pass it
-the events that only a mode handles (`handlers`).
+A mode is an object chosen once, when the core is made. The core's parts call the mode at the points below in the life of messages, turns
+and agents, and pass it the events that only a mode handles (`handlers`).
 
-An epoch may be requested early, for a waiting client or for outputs (`EpochRequest`): once for each epoch.
+A host may request an epoch early, for a waiting client or for outputs, at most once for each epoch (`EpochRequest`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class CheckpointCondition(msgspec.Struct, frozen=True):
     Attributes:
         open_epochs, storing: epochs open on this host, and those whose part is being stored.
         log_messages, log_bytes: number and size of messages in the agents' sender logs.
-        store_problem: reason why the store takes no checkpoints, or "".
+        store_problem: reason why the store accepts no checkpoints, or "".
         is_standing: the agents are paused, since the queue for the store is full.
         freeze: number of the freeze that the agents are in, or None.
     """
@@ -41,7 +41,7 @@ class CheckpointCondition(msgspec.Struct, frozen=True):
 
 
 class HostMode(Protocol):
-    """See the module."""
+    """Interface of a host mode; see the module docstring."""
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
@@ -52,19 +52,19 @@ class HostMode(Protocol):
         """Return a frame's marks as stamps (one for all, if they are the same) and piggybacks."""
 
     def marks(self, items: DeliverItems) -> Sequence[Mark]:
-        """Return the marks of a frame's messages again."""
+        """Return the marks of a frame's messages from the stamps and piggybacks that `columns` made."""
 
     def mark_of(self, message: InTransitMessage) -> Mark:
-        """Return the mark of a message of the line."""
+        """Return the mark of an in-transit message from the recovery line."""
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Handle a message for an agent that is here, which is not in its mailbox yet."""
+        """Handle an arrived message for an agent on this host, before the message enters the mailbox."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Handle an entry that a turn, or the dead letters, will consume now."""
+        """Handle an entry just before a turn consumes it, or before it becomes a dead letter."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """Handle the next message of this channel, which a turn, or the dead letters, have consumed."""
+        """Handle the next message of this channel after a turn has consumed it, or after it has become a dead letter."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -75,16 +75,16 @@ class HostMode(Protocol):
         """Handle a turn that has succeeded, and whose sends have left."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """Note that the agent differs from its last checkpoint, by something else than a message."""
+        """Record that the agent differs from its last checkpoint for another reason than a message."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """Handle a failed turn whose message waits for a retry; what left its outbox meanwhile has left."""
+        """Handle a failed turn whose message waits for a retry. Messages that left the outbox meanwhile are not taken back."""
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Handle a client that waits until a complete epoch holds the turn that has just ended, or will."""
+        """Handle a client that waits until a complete epoch contains a turn that has just ended or is about to end."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Handle parked messages that have left between two turns: perhaps no turn follows."""
+        """Handle parked messages that have left between two turns, since no turn may follow."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -95,13 +95,13 @@ class HostMode(Protocol):
         """Handle an agent that is being created here."""
 
     def created(self) -> None:
-        """Handle the end of one turn's creations, done or discarded."""
+        """Handle the end of the creations that one turn requested, whether they were carried out or discarded."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Handle an agent that has stopped, and whose outbox is empty."""
+        """Handle an agent that has stopped and whose outbox is empty."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        """Handle an agent whose leave is committed: it stays until these epochs have ended (`retired_in`)."""
+        """Handle an agent whose departure is committed. The agent is kept until these epochs have ended (`retired_in`)."""
 
     def removed(self, agent: LocalAgent) -> None:
         """Handle a departed agent."""
@@ -113,46 +113,46 @@ class HostMode(Protocol):
         """Handle a departed receiver to which an agent here has sent."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
-        """Return whether the agent must take a checkpoint before it sends anything to this host. Settled by `ends.release`."""
+        """Return whether the agent must take a checkpoint before it sends any message to this host. `ends.release` ends this condition."""
 
     # ---- plans, links, time ---------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear the mode's state, since a recovery plan ends the history of every agent here."""
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
         """Handle a plan whose agents are here, with their channels."""
 
     def welcomed(self) -> None:
-        """Repeat what the coordinator may not have received."""
+        """Repeat messages that the coordinator may not have received."""
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Handle the outcome of an epoch, as the coordinator reports it."""
 
     def linked(self, peer: Peer) -> None:
-        """Handle an opened link: its ends have agreed on its floor."""
+        """Handle an opened link, whose two ends have agreed on its floor."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         """Handle a marker item."""
 
     def clock_passed(self) -> None:
-        """Handle the clock, which may have passed a time of `wakeups_ns`."""
+        """Handle the passing of time: the clock may have passed a time of `wakeups_ns`."""
 
     def wakeups_ns(self) -> list[int]:
-        """Return when `clock_passed` is wanted."""
+        """Return the times at which `clock_passed` must be called."""
 
     def handlers(self) -> Handlers:
-        """Return the handlers of the events that only this mode knows."""
+        """Return the handlers of the events that only this mode handles."""
 
     def standing(self) -> CheckpointCondition:
-        """Return the state for the host's heartbeat."""
+        """Return the checkpoint state for the host's heartbeat."""
 
     def validate(self) -> None:
         """Cross-check the mode's invariants. Raises AssertionError."""
 
 
 class EpochRequest:
-    """Epoch request of all agents here."""
+    """The epoch request of this host, shared by all its agents."""
 
     _mode: HostMode
 
@@ -161,21 +161,21 @@ class EpochRequest:
         self._take_resolution = False
 
     def wire(self, mode: HostMode) -> None:
-        """Connect the parts above."""
+        """Connect this part to the parts above it."""
         self._mode = mode
 
     def say(self, agent: LocalAgent) -> None:
-        """Request an epoch that holds the agent's work so far."""
+        """Request an epoch that contains the agent's work so far."""
         self._mode.awaited(agent)
         if not self._take_resolution:
             self._take_resolution = True
             self._shared.out.append(msg.WantEpoch(self._shared.plan))
 
     def reset(self) -> None:
-        """Forget the request: an epoch has ended, or a plan all history here, and agents that still wait repeat it."""
+        """Drop the request, since an epoch or the history of all agents has ended. Agents that still wait repeat the request."""
         self._take_resolution = False
 
     def welcomed(self) -> None:
-        """Repeat what the coordinator may not have received."""
+        """Repeat messages that the coordinator may not have received."""
         if self._take_resolution:
             self._shared.out.append(msg.WantEpoch(self._shared.plan))
