@@ -1,20 +1,20 @@
-"""Conformance checks for every disk of a checkpoint store, including third-party ones.
+"""Conformance checks for every disk of a checkpoint store, including third-party disks.
 
-`Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist;
-acknowledged changes are visible to all; listings are complete. The checks test these through the protocol (`storage/disk/local_disk.py`), with many
-threads, and then run whole stores, host logs and outputs on it. They cannot check whether bytes survive a power failure.
+`Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist; acknowledged changes
+are visible to all; listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`), with many
+threads, and then run whole stores, host logs and outputs on the disk. They cannot check whether bytes survive a power failure.
 
-In a test suite:
+To run the checks in a test suite:
 
     @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
     def test_my_disk(check: conformance.Check, tmp_path: Path) -> None:
         check(lambda place: MyDisk(tmp_path / place))
 
 `open_disk(place)` returns a new disk object each time. The same place means the same bytes, and a new place is empty.
-So several objects on one place represent several processes. The checks leave their files behind: use disposable places.
+So several objects for one place represent several processes. The checks leave their files behind: use temporary places.
 
-Directories may be real or only common prefixes of names. So the checks make no demands on listing a missing directory, creating one twice, or
-unlinking one name from two threads.
+Directories may be real or only common prefixes of names. So the checks make no demands on listing a missing directory, creating one
+twice, or unlinking one name from two threads.
 """
 
 import array
@@ -48,16 +48,16 @@ __all__ = [
 ]
 
 OpenDisk = Callable[[str], Disk]
-"""Returns a new disk object for the named place."""
+"""Function that returns a new disk object for the named place."""
 
 Check = Callable[..., None]
-"""Called with `open_disk` and optionally `racers`; raises ConformanceError."""
+"""Function that is called with `open_disk` and optionally `racers`, and raises ConformanceError."""
 
 RACERS = 8
-"""Default number of racing threads: enough that a server with several workers interleaves them."""
+"""Default number of racing threads: enough that a server with several workers interleaves their requests."""
 
 RACE_TIMEOUT_S = 120.0
-"""Time limit of a race in seconds: it takes seconds even on a slow server, and a hanging thread must not hang the tests."""
+"""Time limit of a race in seconds. A race takes seconds even on a slow server, and a hanging thread must not hang the tests."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ class ConformanceError(AssertionError):
 
 
 def check(function: Callable[[OpenDisk, int], None]) -> Check:
-    """Declare a check: every error that it raises becomes a ConformanceError with its name."""
+    """Declare a function as a check. Every error that it raises becomes a ConformanceError with the check's name."""
 
     @functools.wraps(function)
     def run(open_disk: OpenDisk, racers: int = RACERS) -> None:
@@ -82,7 +82,7 @@ def check(function: Callable[[OpenDisk, int], None]) -> Check:
 
 
 def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
-    """Open a place that belongs to one check."""
+    """Open the disk at a place that belongs to one check."""
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
@@ -93,7 +93,7 @@ def require(is_so: bool, words: str) -> None:
 
 
 def require_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Demand that the call raises FileNotFoundError."""
+    """Check that the call raises FileNotFoundError."""
     try:
         result = function(*args, **kwargs)
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def require_missing(words: str, function: Callable[P, object], *args: P.args, **
 
 
 def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
-    """Call `action(0)`, `action(1)` … in threads that start together; return what each returned or raised."""
+    """Call `action(0)`, `action(1)` … in threads that start together. Return what each call returned or raised."""
     results: list[T | Exception] = [TimeoutError("the thread did not end")] * count
     barrier = threading.Barrier(count)
 
@@ -161,25 +161,25 @@ def pattern(length: int, seed: int = 0) -> bytes:
 
 
 RACED_NAMES = 20
-"""Number of races: enough to detect a server that decides randomly, even fairly."""
+"""Number of races: enough to detect a server that decides randomly, even with equal chances."""
 
 ENTRIES = 1200
-"""Number of files: object stores list at most 1000 names in one answer."""
+"""Number of files. Object stores list at most 1000 names in one answer."""
 
 _LARGE_BYTES = 20 * 2**20
-"""Size above every client's multipart threshold of 5 to 16 MiB."""
+"""Size in bytes above every client's multipart threshold of 5 to 16 MiB."""
 
 _SEEN_BYTES = 4 * 2**20
 _SEEN_FILES = 6
 _LOOKS_MAX = 100_000
-"""Limit on a reader's attempts to see partial files, which end when the writers end."""
+"""Limit on a reader's attempts to see incomplete files. The attempts end when the writers end."""
 
 _DIRECTORY = "packs/w"
 
 
 @check
 def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second disk object sees a new file at once, in one piece, however it was written."""
+    """Check that a second disk object sees a new file at once and complete, however the file was written."""
     writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
     contents = {
         "empty": [],
@@ -213,7 +213,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
 
 @check
 def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second file cannot take the name, with any contents, until the name is removed."""
+    """Check that a second file cannot take a name, with any contents, until the name is removed."""
     disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
     create(disk, "refs/1", b"first")
     for data in (b"second, and longer", b"first", b""):
@@ -230,7 +230,7 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if threads link one name at once, exactly one succeeds, and the file has its bytes."""
+    """Check that if threads link one name at once, exactly one succeeds, and the file has that thread's bytes."""
     prepare(open_disk("a"), "refs")
     disks = [open_disk("a") for _ in range(racers)]
     for name in range(RACED_NAMES):
@@ -280,7 +280,7 @@ def check_large_file(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a reader finds each file whole or not at all while files are written."""
+    """Check that a reader finds each file complete or not at all while files are written."""
     writer, reader = prepare(open_disk("a"), "packs"), open_disk("a")
     contents = [pattern(_SEEN_BYTES, seed=number) for number in range(_SEEN_FILES)]
     has_ended = threading.Event()
@@ -309,7 +309,7 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing has the files and directories of one level, sorted, and nothing of deeper or similarly named ones."""
+    """Check that a listing has the files and directories of one level, sorted, and no entries of deeper or similarly named directories."""
     disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
         create(disk, path, b"1")
@@ -344,7 +344,7 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unlink(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a removed name is gone for all processes at once, and its neighbours stay."""
+    """Check that a removed name is gone for all processes at once, and that neighbouring names stay."""
     disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
     names = ["1", "1.a", "11"]
     for count, name in enumerate(names, 1):
@@ -372,7 +372,7 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_names(open_disk: OpenDisk, racers: int) -> None:
-    """Check that every name made by `layout` is a separate file: case and length count."""
+    """Check that every name made by `layout` is a separate file: case and length make names different."""
     disk = prepare(open_disk("a"), "packs")
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     names = [alphabet, alphabet.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
@@ -402,7 +402,7 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
 
 @check
 def check_directories(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a directory may be made twice, is not removed unless empty, and can be made again after removal."""
+    """Check that a directory may be made twice, is removed only if empty, and can be made again after removal."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):
@@ -436,16 +436,17 @@ DISK_CHECKS = [
 
 
 RACED_NUMBERS = 10
-"""Number of races: enough to detect a server that decides randomly, even fairly."""
+"""Number of races: enough to detect a server that decides randomly, even with equal chances."""
 
 RACED_LOGS = 5
 
 APPENDED_MAX = 1000
-"""Largest number of appends, if sealing fails to stop the appender. Sealing takes a few requests, so it usually stops after some ten."""
+"""Largest number of appends, if sealing fails to stop the appender. Sealing takes a few requests, so the appender usually stops after
+ten."""
 
 _LOG = LogName(1, "h1", 1)
 _BEFORE = 12
-"""Entries before the race: more than nine, so that the order by name differs from that by number."""
+"""Number of entries before the race: more than nine, so that the order by name differs from the order by number."""
 
 
 @check
@@ -500,7 +501,8 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
-    """Check appends of a host while others seal its log: each sealer then reads all acknowledged batches, and no later ones are acknowledged."""
+    """Check appends of a host while others seal its log. Each sealer then reads all acknowledged batches, and no later batch is
+    acknowledged."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers + 1)]
     for start in range(1, RACED_LOGS + 1):
@@ -516,7 +518,7 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:
-    """Return an action in which racer 0 appends until it is refused, and the others seal and read."""
+    """Return an action in which racer 0 appends until an append is refused, and the others seal and read."""
 
     def append_all(store: Store) -> set[int]:
         taken = set(range(1, _BEFORE + 1))
@@ -625,7 +627,7 @@ def check_probes(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
-    """Check that packs of checkpoints that agents take on their own are found, verified and swept."""
+    """Check that packs of checkpoints that agents take independently are found, verified and swept."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     for plan in (1, 2):
         taken = [AgentCheckpoint(agent="a", kind="k:K", epoch=0, number=plan, state=b"state" * plan)]
@@ -641,7 +643,7 @@ def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that concurrently open or create a store get the same one."""
+    """Check that processes that open or create a store at once get the same store."""
 
     def create(_: int) -> str:
         return Store.open_or_create("a", disk=open_disk("a")).store_id
@@ -743,7 +745,7 @@ STORE_CHECKS = [
 
 
 EPOCHS = 12
-"""More than nine, so that the order by name differs from that by number."""
+"""Number of epochs: more than nine, so that the order by name differs from the order by number."""
 
 _CREATED_NS = 10**18
 
@@ -823,11 +825,11 @@ def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
     """Run all checks, one after the other.
 
     Args:
-        open_disk: see the module's text.
+        open_disk: see the module docstring.
         racers: number of threads in checks with races.
 
     Raises:
-        ConformanceError: names the first failed check, and the reason.
+        ConformanceError: a check failed; the message names the first failed check, and the reason.
     """
     for check in checks():
         check(open_disk, racers)

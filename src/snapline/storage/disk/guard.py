@@ -1,8 +1,8 @@
-"""Interface to encryption and signatures; `protection.py` implements it. A store without keys has no guard.
+"""Interface through which the store uses encryption and signatures; `protection.py` implements it. A store without keys has no guard.
 
-Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not.
+Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not keyed.
 
-`open_data` decrypts data with a key of its own: batches of host logs, and parts of output files.
+`open_data` decrypts data with its own key: batches of host logs, and parts of output files.
 """
 
 from typing import Protocol
@@ -12,25 +12,25 @@ from snapline.storage.disk.record import Buffer, damaged
 
 
 class Cipher(Protocol):
-    """The key of one pack."""
+    """Cipher with the key of one pack."""
 
     @property
     def key_id(self) -> str:
         """Id of the store's key from which the pack's key is derived."""
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return `data` encrypted, `CIPHER_OVERHEAD_BYTES` longer; `index` is the blob's index in its pack."""
+        """Return `data` encrypted, `CIPHER_OVERHEAD_BYTES` longer. `index` is the blob's index in its pack."""
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the plain bytes. ValueError if they were not sealed under this key, index and context."""
+        """Return the plain bytes. Raises ValueError if they were not encrypted under this key, index and context."""
 
 
 class Guard(Protocol):
-    """The keys of one store."""
+    """Keys of one store, and the operations that need them."""
 
     @property
     def encrypts(self) -> bool:
-        """Whether blobs are encrypted, and plain ones refused."""
+        """Whether blobs are encrypted, and plain blobs rejected."""
 
     @property
     def signs(self) -> bool:
@@ -38,19 +38,19 @@ class Guard(Protocol):
 
     @property
     def verifies(self) -> bool:
-        """Whether refs without a valid signature are refused."""
+        """Whether refs without a valid signature are rejected."""
 
     def digest(self, data: Buffer) -> bytes:
         """Return the keyed digest of a blob's plain bytes."""
 
     def begin_pack(self, writer: str, pack_id: str) -> Cipher:
-        """Return the key for a new pack."""
+        """Return the cipher for a new pack."""
 
     def open_pack(self, key_id: str, pack_id: str) -> Cipher:
-        """Return the key of a pack that was written under `key_id`."""
+        """Return the cipher for a pack that was written under `key_id`."""
 
     def check_key_file(self, path: str) -> object:
-        """Check the record of a key as far as the available keys allow; DamagedDataError names the problem."""
+        """Check the record of a key as far as the available keys allow. A DamagedDataError names the problem."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -62,7 +62,7 @@ class Guard(Protocol):
         """Return the public half of the key with which this process signs batches of host logs."""
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` with that key."""
+        """Return the signature of `message` with the key of `log_key`."""
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Return whether the private half of `public` has signed `message`."""
@@ -80,17 +80,17 @@ def authenticates(guard: Guard | None) -> bool:
 
 
 CIPHER_OVERHEAD_BYTES = 16
-"""The authentication tag of AES-256-GCM."""
+"""Size of the authentication tag of AES-256-GCM."""
 
 
 def open_data(
     data: bytes, guard: Guard | None, *, key: str, nonce: str, index: int, context: bytes, path: str
 ) -> bytes:
-    """Return the plain bytes. `key` is empty if they are not encrypted, and `path` names the file in errors.
+    """Return the plain bytes of `data`. `key` is empty if they are not encrypted; `path` names the file in errors.
 
     Raises:
         DamagedDataError: the bytes cannot be decrypted.
-        StoreError: the bytes are not encrypted and there is a key, or the reverse.
+        StoreError: the bytes are not encrypted although there is a key, or are encrypted although there is none.
     """
     if not key:
         if guard is not None and guard.encrypts:

@@ -1,9 +1,9 @@
-"""Paths of a store's files, and names of stores.
+"""Paths of a store's files, and the names that may occur in them.
 
     snapline-store                          identity: the store's id
     fork                                    record of the parent fleet, if the fleet is a fork (`store_files.py`)
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
-    checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
+    checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took independently, under one plan
     manifests/<root>.<generation>           contents of one epoch, and their places
     refs/epochs/<number>                    the root of a complete epoch
     pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
@@ -16,8 +16,8 @@
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
                                             of host logs log-<plan>-…, of outputs output-<epoch>-…, of object streams shelf-<n>-…
 
-Paths are relative to the store, with `/`. Names from elsewhere (a host's report) are checked here before they
-are opened. In a checkpoint pack a checkpoint's name is `<number>.<agent>`, since one agent may have several there.
+Paths are relative to the store, with `/`. Names that come from elsewhere, such as a host's report, are checked by these functions before
+the files are opened. In a checkpoint pack a checkpoint's name is `<number>.<agent>`, since the pack may hold several of one agent.
 """
 
 import re
@@ -45,7 +45,7 @@ OBJECT_STREAMS = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""Directories in the order of creation: parents first. `checkpoints`, `log` and `outputs` are created with their first file."""
+"""Directories in the order of creation, with parents first. `checkpoints`, `log` and `outputs` are created with their first file."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
@@ -67,13 +67,13 @@ ROOT_DIRECTORIES = frozenset(
         "lost+found",
     }
 )
-"""Names allowed next to the identity; the last one exists where the store is a file system of its own."""
+"""Names allowed next to the identity file. The last name exists where the store is a separate file system."""
 
 EPOCH_MAX = 2**63 - 1
-"""Largest epoch, plan and checkpoint number: fits a signed 64-bit integer."""
+"""Largest number of an epoch, plan or checkpoint. The number fits a signed 64-bit integer."""
 
 PATHS_KEPT = 1024
-"""Size of the cache of parsed pack names: every step of an epoch uses the names in its manifest again."""
+"""Size of the cache of parsed pack names, because every step of an epoch uses the names in its manifest again."""
 
 _EPOCH = r"(0|[1-9][0-9]{0,18})"
 _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
@@ -87,7 +87,7 @@ _CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a pack, from its path. `number` is the epoch, or in `CHECKPOINTS` the plan."""
+    """Name of a pack, as found in its path. `number` is the epoch, or in `CHECKPOINTS` the plan."""
 
     writer: str
     number: int
@@ -101,7 +101,7 @@ class PackName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def directory(self) -> str:
-        """Directory of the pack."""
+        """Directory that contains the pack."""
         return f"{self.folder}/{self.writer}"
 
 
@@ -158,7 +158,7 @@ def pack_path(name: PackName) -> str:
 
 
 def manifest_path(root: str, generation: int = 0) -> str:
-    """Return the path of the manifest with `root`. A later generation has the same content at other places."""
+    """Return the path of the manifest with `root`. A later generation lists the same content at other places."""
     return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
@@ -168,13 +168,13 @@ def ref_path(epoch: int) -> str:
 
 
 def temporary_name(name: PackName) -> str:
-    """Return the name of a pack's unfinished file on file systems that need one."""
+    """Return the name of a pack's unfinished file, for file systems that need a name."""
     return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
 
 
 @lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
-    """Return the pack's name from its path; None if it is not the path of a pack in `folder` (`PACKS` or `CHECKPOINTS`)."""
+    """Return the name of the pack at this path; None if it is not the path of a pack in `folder` (`PACKS` or `CHECKPOINTS`)."""
     match = _PACK.fullmatch(path)
     if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
@@ -182,7 +182,7 @@ def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
 
 
 def parse_any_pack_path(path: str) -> PackName | None:
-    """Return the pack's name from its path; None if it is neither an epoch's pack nor a checkpoint pack."""
+    """Return the name of the pack at this path; None if it is the path of neither an epoch's pack nor a checkpoint pack."""
     return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
 
 
@@ -194,47 +194,47 @@ def checkpoint_name(agent: str, number: int) -> str:
 
 
 def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
-    """Return agent and number; None if this is not the name of a checkpoint in a checkpoint pack.
+    """Return the agent and the number; None if this is not the name of a checkpoint in a checkpoint pack.
 
-    The first dot ends the number: agents' ids may contain dots.
+    The first dot ends the number, because ids of agents may contain dots.
     """
     match = _CHECKPOINT.fullmatch(name)
     return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
 def parse_manifest_path(path: str) -> tuple[str, int] | None:
-    """Return root and generation; None for other paths."""
+    """Return the root and the generation of a manifest's path; None for other paths."""
     match = _MANIFEST.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_root(root: str) -> bool:
-    """Return whether this is the text of a root."""
+    """Return whether the text has the form of a root."""
     return _ROOT.fullmatch(root) is not None
 
 
 def parse_ref_path(path: str) -> int | None:
-    """Return the epoch; None for other paths."""
+    """Return the epoch of a ref's path; None for other paths."""
     match = _REF.fullmatch(path)
     return None if match is None or int(match[1]) > EPOCH_MAX else int(match[1])
 
 
 def parse_temporary_path(path: str) -> tuple[str, int] | None:
-    """Return the purpose of a temporary file: folder (`PACKS` also for an epoch's other files), and epoch or plan.
+    """Return the purpose of a temporary file: its folder (`PACKS` also for an epoch's other files), and the epoch or plan.
 
-    None if it is not a temporary file.
+    Return None if the path is not the path of a temporary file.
     """
     match = _TEMPORARY.fullmatch(path)
     return None if match is None else (_TEMPORARY_FOLDERS[match[1] or ""], int(match[2]))
 
 
 def is_probe_path(path: str) -> bool:
-    """Return whether this is the path of a probe."""
+    """Return whether this is the path of a probe file."""
     return _PROBE.fullmatch(path) is not None
 
 
 def check_probe(path: str) -> str:
-    """Return `path` if it is the path of a probe; UsageError otherwise."""
+    """Return `path` if it is the path of a probe file; UsageError otherwise."""
     if not is_probe_path(path):
         raise UsageError(f"{path!r} is no path of a probe")
     return path

@@ -1,29 +1,31 @@
-"""The disk as `storage/` sees it: a protocol of primitive calls, and its implementation for the local file system.
+"""Disk protocol: the primitive calls that `storage/` makes, and their implementation for the local file system.
 
-Every file is written once and never changed. `write_once` makes a file appear under its name whole and durable, or not at all:
+Every file is written once and never changed. `write_once` makes a file appear under its name complete and durable, or not at all:
 
-1. open a temporary file; unnamed where the file system supports it (`O_TMPFILE`), so a killed process leaves nothing;
+1. open a temporary file, unnamed where the file system supports it (`O_TMPFILE`), so a killed process leaves nothing;
 2. write its bytes;
-3. `fdatasync`: the bytes are on the disk before any name refers to them;
-4. `link` to the name, which fails if the name exists. Never rename over a name: that would replace a file on which others rely;
-5. `fsync` the directory: now the name is on the disk too.
+3. call `fdatasync`, so that the bytes are on the disk before any name refers to them;
+4. `link` the file to the name, which fails if the name exists. Never rename over a name: that would replace a file on which others rely;
+5. `fsync` the directory, so that the name is on the disk too.
 
-If `fdatasync` fails, the file is abandoned: the kernel may have dropped the dirty pages and report success for the next sync. The
-next attempt writes another file. A directory is different: its entries are journalled, and a failed journal
-refuses all later writes. So the sync of a directory may be repeated.
+If `fdatasync` fails, the file is abandoned, because the kernel may have dropped the dirty pages and report success for the next sync. The
+next attempt writes another file. A directory is different: its entries are journalled, and a failed journal rejects all later writes. So
+the sync of a directory may be repeated.
 
-The caller's one duty: sync a new directory in its parent before a file inside it counts as durable
+The caller's only duty: sync a new directory in its parent before a file inside the directory counts as durable
 (`make_durable_directory`).
 
-A simulator replaces `Disk`; the crash test records its calls. Paths are relative to the store; `""` is the store itself.
+A simulator replaces `Disk`; the crash test records the calls of a disk. Paths are relative to the store; `""` is the store itself.
 All methods raise only OSError.
 
-**Lock files.** One process at a time holds a lock; the second gets an error that names the first. The kernel releases a lock when its descriptor is closed or its process ends in any way. The file's text is for people: it names the
-holder, but only while the file is locked.
+**Lock files.** One process at a time holds a lock; a second process gets an error that names the holder. The kernel releases a lock when
+its descriptor is closed or its process ends in any way. The text in the file is for people: it names the holder, but is valid only while
+the file is locked.
 
-**Parallel calls.** An object store has a high latency per request, and parallel requests hide it. A pack is one object, sent by one conditional request. So it exists whole or not at all, and a failure is retried
-for the whole pack (`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted
-upload would stay until somebody looks for it. Large amounts of data are many packs, and these are sent in parallel.
+**Parallel calls.** An object store has a high latency per request, and parallel requests hide it. A pack is one object, sent by one
+conditional request. So the pack exists completely or not at all, and after a failure the whole pack is sent again (`Store.write_pack`).
+Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted upload would stay until somebody
+removes it. Large amounts of data are stored as many packs, which are sent in parallel.
 """
 
 import contextlib
@@ -44,7 +46,7 @@ from snapline.storage.disk.layout import TEMPORARY
 from snapline.storage.disk.record import Buffer
 
 HOLDER_BYTES_MAX = 400
-"""Largest text: a process id, a machine's name (255 characters at most), and a time."""
+"""Largest text in a lock file, in bytes: a process id, a machine's name (255 characters at most), and a time."""
 
 
 class LockHeldError(BlockingIOError):
@@ -52,7 +54,7 @@ class LockHeldError(BlockingIOError):
 
 
 def lock_file(path: str | os.PathLike[str]) -> int:
-    """Lock a file, creating it if it is missing, and write the holder into it; return the descriptor that holds the lock.
+    """Lock a file, creating it if it is missing, and write the holder into the file. Return the descriptor that holds the lock.
 
     Raises:
         LockHeldError: another process holds the lock.
@@ -69,51 +71,51 @@ def lock_file(path: str | os.PathLike[str]) -> int:
         os.close(handle)
         raise
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    with contextlib.suppress(OSError):  # on a full disk the lock still holds
+    with contextlib.suppress(OSError):  # On a full disk the lock is still held.
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
     return handle
 
 
 WRITE_BYTES = 8 * 2**20
-"""Size of one write: a small pack is one call, and a large one is never held twice."""
+"""Size of one write in bytes: a small pack needs one call, and a large pack is never in memory twice."""
 
 _JOIN_BYTES_MAX = 2**18
-"""Below 256 KiB, joining the pieces is cheaper than the kernel's work per buffer."""
+"""Size in bytes below which joining the pieces is cheaper than the kernel's work per buffer (256 KiB)."""
 
 _BUFFERS_MAX = 1024
-"""Buffers per call (IOV_MAX of Linux)."""
+"""Largest number of buffers per call (IOV_MAX of Linux)."""
 
 _NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""Errors of file systems and old kernels that lack `O_TMPFILE`."""
+"""Errors of file systems and old kernels that do not support `O_TMPFILE`."""
 
 _READ_BYTES_MAX = 2**30
-"""Largest read: Linux reads at most 2 GiB - 4 KiB in one call."""
+"""Largest read in bytes: Linux reads at most 2 GiB - 4 KiB in one call."""
 
 
 class StoreUnavailableError(OSError):
-    """The opened store is away, or another store is in its place (`store_files.OpenedDisk`)."""
+    """The opened store is unavailable, or another store is in its place (`store_files.OpenedDisk`)."""
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
-    """A name in a directory. Everything that is not a directory counts as a file."""
+    """One entry of a directory. Everything that is not a directory counts as a file."""
 
     name: str
     is_directory: bool
 
 
 class Disk(Protocol):
-    """Primitive calls of a disk; they make no decisions."""
+    """Primitive calls of a disk. A disk makes no decisions."""
 
     @property
     def location(self) -> str:
-        """Location of the store, for messages."""
+        """Location of the store, for messages to people."""
 
     def make_root(self) -> None:
-        """Make the store's directory and its ancestors, each synced in its parent; existing ones are kept."""
+        """Make the store's directory and its ancestors, each synced in its parent. Existing directories are kept."""
 
     def make_directory(self, path: str) -> None:
-        """Make one directory; FileExistsError if it exists."""
+        """Make one directory. Raises FileExistsError if the directory exists."""
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
@@ -122,35 +124,35 @@ class Disk(Protocol):
         """Make the directory's entries durable."""
 
     def open_temporary(self, directory: str, name: str) -> int:
-        """Open a file for writing without a name, or with the name `temporary/<name>` if the file system needs one."""
+        """Open a file for writing without a name. If the file system needs a name, the file is `temporary/<name>`."""
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
-        """Append all pieces."""
+        """Append all pieces to the open file, in order."""
 
     def sync_data(self, handle: int) -> None:
         """Make the file's bytes and length durable."""
 
     def link(self, handle: int, path: str) -> None:
-        """Give the open file a name; FileExistsError if it is taken."""
+        """Give the open file a name. Raises FileExistsError if the name is taken."""
 
     def close(self, handle: int) -> None:
-        """Close the file and remove its temporary name, if it has one."""
+        """Close the file. If the file has a temporary name, remove the name."""
 
     def unlink(self, path: str) -> None:
-        """Remove a name; FileNotFoundError if it does not exist."""
+        """Remove a name. Raises FileNotFoundError if the name does not exist."""
 
     def size(self, path: str) -> int:
-        """Return the file's length."""
+        """Return the length of a file in bytes."""
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Return the bytes from `offset` on: `length` bytes, fewer only if the file ends earlier."""
+        """Return the bytes of a file from `offset` on: `length` bytes, or fewer if the file ends earlier."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
-        """Return the directory's entries, sorted by name."""
+        """Return the entries of a directory, sorted by name."""
 
 
 class LocalDisk:
-    """The file system of this machine, or one mounted here. Threads may share it."""
+    """The local file system, or one mounted on this machine. Threads may share the disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -190,7 +192,7 @@ class LocalDisk:
                 if error.errno not in _NO_UNNAMED_FILES:
                     raise
                 self._has_unnamed_files = False
-        os.stat(self._full(directory))  # Create nothing if the store is not there.
+        os.stat(self._full(directory))  # Create nothing if the store is missing.
         path = self._full(f"{TEMPORARY}/{name}")
         os.makedirs(self._full(TEMPORARY), exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -248,7 +250,7 @@ class LocalDisk:
             os.close(handle)
 
     def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read."""
+        """Fill `buffers`, one after another, from `offset` on; return the number of bytes read."""
         handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         rest, read_bytes = [buffer for buffer in buffers if len(buffer)], 0
         try:
@@ -263,9 +265,9 @@ class LocalDisk:
         return read_bytes
 
     def lock(self, path: str) -> int:
-        """Lock a file, creating it if it is missing, until the descriptor is closed or the process ends.
+        """Lock a file, creating it if it is missing. The lock is held until the descriptor is closed or the process ends.
 
-        Raises LockHeldError if it is locked.
+        Raises LockHeldError if another process holds the lock.
         """
         return lock_file(self._full(path))
 
@@ -279,7 +281,7 @@ class LocalDisk:
 
 
 def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
-    """Make the file `path` appear whole and durable; failpoints are named `<point>.opened` and so on.
+    """Make the file `path` appear complete and durable. Failpoints are named `<point>.opened` and so on.
 
     Raises:
         FileExistsError: the name is taken; nothing was changed.
@@ -303,9 +305,9 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 
 
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read.
+    """Fill `buffers`, one after another, from `offset` on; return the number of bytes read.
 
-    Uses the disk's own `read_into`, which copies nothing, or else `read` and a copy.
+    The disk's own `read_into` is used if it exists, which copies nothing; otherwise `read` and a copy.
     """
     direct = getattr(disk, "read_into", None)
     if direct is not None:
@@ -320,7 +322,7 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 
 
 def creates_only(disk: Disk) -> bool:
-    """Return whether the disk refuses to overwrite a name. Some object stores overwrite."""
+    """Return whether the disk refuses to overwrite an existing name. Some object stores overwrite."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
 
 
@@ -330,7 +332,7 @@ def appends(disk: Disk) -> bool:
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:
-    """Create a directory if it is missing, and sync its parent in any case: its creator may have died before the sync."""
+    """Create a directory if it is missing. Sync its parent in any case, because the creator may have died before the sync."""
     with contextlib.suppress(FileExistsError):
         disk.make_directory(path)
     disk.sync_directory(path.rpartition("/")[0])
@@ -351,7 +353,7 @@ def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _drop_front(buffers: list[memoryview], written: int) -> list[memoryview]:
-    """Return what is left of `buffers` after their first `written` bytes."""
+    """Return the remainder of `buffers` after their first `written` bytes."""
     for index, buffer in enumerate(buffers):
         if written < len(buffer):
             return [buffer[written:], *buffers[index + 1 :]]
@@ -371,18 +373,18 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _AHEAD = 4
-"""Calls per thread that begin before a result is taken: a caller that takes only the first results waits for few others."""
+"""Number of calls per thread that begin before a result is taken. A caller that takes only the first results waits for few other calls."""
 
 
 def requests_at_once(disk: Disk) -> int:
-    """Return the number of requests worth sending to the disk in parallel; 1 means sequentially."""
+    """Return the number of requests that the disk should get in parallel; 1 means sequentially."""
     return int(getattr(disk, "requests_at_once", 1))
 
 
 def parallel_map(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
-    """Yield the result of `call` for each item, in order; up to `count` calls run at once, in threads.
+    """Yield the result of `call` for each item, in order. Up to `count` calls run at once, in threads.
 
-    The first exception ends the iteration, after the calls that have begun.
+    The first exception ends the iteration, after the calls that have already begun.
     """
     if min(count, len(items)) < 2:
         yield from map(call, items)

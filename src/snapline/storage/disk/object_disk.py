@@ -1,8 +1,9 @@
-"""Object stores behind the `Disk` protocol, and the disk that a URL names: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests.
+"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. Also opens the
+disk that a URL names.
 
-The protocol was made for files. Its calls map onto objects as follows:
+The `Disk` protocol was designed for files. Its calls map onto objects as follows:
 
-| `Disk` | here |
+| `Disk` | object store |
 | --- | --- |
 | an open file without a name | a buffer in memory: nothing is sent before it is complete |
 | `sync_data` | nothing: an acknowledged PUT is durable |
@@ -11,41 +12,42 @@ The protocol was made for files. Its calls map onto objects as follows:
 | `read` | GET of a range |
 | `list_directory` | LIST with a delimiter; the client follows all pages |
 
-**Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several conditional PUTs of one
-name, one succeeds. `open_disk` checks this once, on opening; the class trusts the result
+**The model.** After the store has answered, every later request sees the effect (S3 since 2020, Google, Azure, Ceph). Of several
+conditional PUTs of one name, one succeeds. `open_disk` checks this once, on opening, and the class relies on the result
 (`DiskCapabilities`).
 
-**A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then meets its own object.
-So FileExistsError means that the name is taken, not by whom. A caller that derives the name from the content compares the existing bytes
-(`store_files.create_or_compare`). A caller with a random name takes another one (packs: call `Store.write_pack` again). Neither needs
-to know who created the object.
+**A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then finds its own object. So
+FileExistsError means that the name is taken, but not by whom. A caller that derives the name from the content compares the existing bytes
+(`store_files.create_or_compare`). A caller with a random name takes another name (for packs: call `Store.write_pack` again). Neither caller
+needs to know who created the object.
 
-**Departures from a file system**, all harmless to `Store`: empty directories do not exist; a missing one lists as empty;
-`make_directory` never fails. If two threads unlink one name, both may succeed: stores delete silently, so the class checks first.
+**Differences from a file system**, all harmless to `Store`: empty directories do not exist; a missing directory lists as empty;
+`make_directory` never fails. If two threads unlink one name, both may succeed, because stores delete without an error and the class
+checks first.
 
-All methods raise only OSError, and never EIO, which means damaged bytes (`store_files.reading`): an unreachable store has
-not damaged anything. Threads may share a disk. After a fork it works in the parent only.
+All methods raise only OSError, and never EIO, which means damaged bytes (`store_files.reading`): an unreachable store has not damaged
+anything. Threads may share a disk. After a fork, only the parent process may use the disk.
 
-Carries G4 as `storage/disk/local_disk.py` does: a name has all its bytes, or does not exist.
+This module carries G4 as `storage/disk/local_disk.py` does: a name has all its bytes, or does not exist.
 
-**Opening.** `open_disk` opens the disk of a store's URL, and probes what an object store can do.
+**Opening.** `open_disk` opens the disk of a store's URL, and probes what the object store can do.
 
     /data/store, file:///data/store     a directory that all hosts share
     s3://bucket/prefix                  S3 and compatible stores
     gs://bucket/prefix                  Google Cloud Storage
     az://container/prefix               Azure
-    memory://name                       objects in this process, for tests; lost when it ends
+    memory://name                       objects in this process, for tests; lost when the process ends
 
 Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`,
 `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …); snapline defines none of its own.
 
-**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition
-and ignore it. So opening puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are
-gone, the store overwrites objects and is refused. `allow_unconditional=True` opens it nevertheless, which is safe only if
-one coordinator decides what is written under each name. Then a range is read; if that fails, only whole objects are read later.
+**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition and ignore it. So
+opening puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are gone, the store overwrites
+objects and is refused. `allow_unconditional=True` opens such a store nevertheless, which is safe only if one coordinator decides what is
+written under each name. Then the probe reads a range; if that fails, only whole objects are read later.
 
 The probe has the name of a temporary file of epoch 0 and is removed at once. `verify` and the sweep treat the probe of a killed process as
-garbage, not as damage. A key without write permission opens the store for reading only. Each opening makes six small requests: earlier
+garbage, not as damage. A key without write permission opens the store for reading only. Each opening makes six small requests. Earlier
 answers are not cached, since the server may have been replaced.
 """
 
@@ -71,19 +73,19 @@ if TYPE_CHECKING:
 
 
 PUT_BYTES_MAX = 5 * 2**30
-"""Largest PUT that S3 accepts (5 GiB). Multipart uploads are unconditional on some servers, so they are not used."""
+"""Largest PUT that S3 accepts (5 GiB). Multipart uploads are unconditional on some servers, so snapline does not use them."""
 
 REQUESTS_AT_ONCE = 8
-"""Requests in parallel: each waits some 20 to 100 ms for its first byte. As many packs of 32 MiB are in memory while they are sent."""
+"""Number of parallel requests. Each waits some 20 to 100 ms for its first byte, and keeps a pack of 32 MiB in memory while sending it."""
 
 CONFLICTS_MAX = 5
-"""Largest number of attempts at a PUT that the store rejects because of a simultaneous one (S3: 409) without keeping either."""
+"""Largest number of attempts at a PUT that the store rejects because of a simultaneous PUT (S3: 409) without keeping either."""
 
 _CONFLICT_PAUSE_S = 0.1
-"""First pause, doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
+"""First pause in seconds, doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
 
 _ERROR_TEXT_LENGTH_MAX = 240
-"""Longest part of a foreign error's first line to keep, before any XML: enough for request and answer."""
+"""Number of characters to keep of a foreign error's first line, before any XML: enough for request and answer."""
 
 _ERROR_CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
@@ -106,19 +108,19 @@ _ERROR_TEXT_ERRNO = (
     ("kind: ConnectionRefused", errno.ECONNREFUSED, "connection refused"),
     ("kind: Connect", errno.ECONNREFUSED, "it cannot be reached"),
 )
-"""Texts to look for in a foreign error, since all of these have one class. The first match counts.
+"""Texts to look for in a foreign error, since all such errors have one class. The first match counts.
 
-The error's text contains the object's name, too. So each entry has a character that no name in a store has: a blank, `<` or two slashes.
+The error's text also contains the object's name. So each entry has a character that no name in a store has: a blank, `<` or two slashes.
 """
 
 
 class DiskCapabilities(msgspec.Struct, frozen=True):
-    """Abilities of an object store, as found by a probe.
+    """Capabilities of an object store, as found by a probe.
 
     Attributes:
-        creates_only: a conditional PUT of an existing name fails. Otherwise two racing writers may both succeed.
-        reads_ranges: a part of an object can be read. Otherwise each read fetches the whole object.
-        may_write: the key may write. Otherwise `link` fails.
+        creates_only: a conditional PUT of an existing name fails. If False, two racing writers may both succeed.
+        reads_ranges: a part of an object can be read. If False, each read fetches the whole object.
+        may_write: the key may write. If False, `link` fails.
         appends: a named file may still grow. Objects cannot.
     """
 
@@ -129,7 +131,7 @@ class DiskCapabilities(msgspec.Struct, frozen=True):
 
 
 class _PendingObject:
-    """An open file without a name: its pieces, and their length."""
+    """An open file without a name: its pieces, and their total length."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -137,7 +139,7 @@ class _PendingObject:
 
 
 class ObjectDisk:
-    """Implements `snapline.storage.disk.local_disk.Disk`. Use `open_disk`, unless you bring your own obstore store."""
+    """Disk on an object store; implements `local_disk.Disk`. Use `open_disk`, unless you supply your own obstore store."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class ObjectDisk:
         put_bytes_max: int = PUT_BYTES_MAX,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Wrap an obstore store whose root is the snapline store's root; `location` names it in messages."""
+        """Wrap an obstore store whose root is the snapline store's root. `location` names the store in messages."""
         self.abilities = abilities or DiskCapabilities()
         self.requests_at_once = REQUESTS_AT_ONCE
         self._store = store
@@ -207,7 +209,7 @@ class ObjectDisk:
         self._file(handle)
 
     def link(self, handle: int, path: str) -> None:
-        """Send the object. An earlier try of the same caller may have taken the name: see the module's text."""
+        """Send the object. An earlier attempt of the same caller may have taken the name: see the module docstring."""
         pieces = self._file(handle).pieces or [b""]
         if not self.abilities.may_write:
             raise PermissionError(errno.EACCES, "this key may read only", path)
@@ -240,11 +242,11 @@ class ObjectDisk:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def size(self, path: str) -> int:
-        """Return the object's length; 0 for a directory that is not empty."""
+        """Return the object's length in bytes; 0 for a directory that is not empty."""
         try:
             return self._size(path)
         except FileNotFoundError:
-            # Not the first page of obstore.list: before 0.12 it holds the interpreter's lock while it waits, and hung.
+            # obstore.list is not used here: before 0.12 its first page held the interpreter's lock while waiting, and hung.
             if not path or self.list_directory(path):
                 return 0
             raise
@@ -273,7 +275,7 @@ class ObjectDisk:
         return file
 
     def _put_if_missing(self, path: str, pieces: list[bytes]) -> None:
-        """Put without a condition, the best available: a race between two writers goes unnoticed."""
+        """Put an object without a condition. If two writers race, neither notices."""
         import obstore
 
         if self._is_object(path):
@@ -298,7 +300,7 @@ class ObjectDisk:
 
 
 def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
-    """Create an object of all pieces; FileExistsError if the name is taken, or was taken meanwhile."""
+    """Create an object from all pieces. Raises FileExistsError if the name is taken, or was taken meanwhile."""
     import obstore
 
     with translating(path):
@@ -306,10 +308,11 @@ def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
 
 
 def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> bytes:
-    """Return `length` bytes from `offset` on, fewer only if the object ends earlier.
+    """Return `length` bytes of an object from `offset` on; fewer only if the object ends earlier.
 
     Raises:
-        OSError: EREMOTEIO also if the object ends before `offset`, or if the store sent too few bytes.
+        OSError: the store failed. The error number is EREMOTEIO also if the object ends before `offset`, or if the store sent too few
+            bytes.
     """
     import obstore
 
@@ -332,7 +335,7 @@ def get_whole(store: "ObjectStore", path: str) -> bytes:
 
 @contextlib.contextmanager
 def translating(path: str) -> Iterator[None]:
-    """Translate errors of obstore to OSError, keeping the cause."""
+    """Translate errors of obstore into OSError, keeping the cause."""
     from obstore.exceptions import BaseError
 
     try:
@@ -344,7 +347,7 @@ def translating(path: str) -> Iterator[None]:
 
 
 def _translated(error: Exception, path: str) -> OSError:
-    """Return the OSError for a foreign error; Python picks the subclass by its number."""
+    """Return the OSError for a foreign error. Python picks the subclass by the error number."""
     text = str(error)
     for needle, number, text_part in _ERROR_TEXT_ERRNO:
         if needle in text:
@@ -367,36 +370,38 @@ def _no_such_handle(handle: int) -> OSError:
 
 
 CONNECT_TIMEOUT_S = 5
-"""Seconds to connect: it takes milliseconds, or a lost packet or two."""
+"""Time limit for connecting, in seconds. Connecting takes milliseconds, or longer after a lost packet or two."""
 
 REQUEST_TIMEOUT_S = 40
-"""Seconds for one request with its whole answer: a pack of 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its equivalents override it."""
+"""Time limit for one request with its whole answer, in seconds: enough for 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its equivalents override
+it."""
 
 RETRY_S = 12
-"""Seconds after which no retry begins. With the last pause and request a call ends within 60 s; then the caller decides."""
+"""Time in seconds after which no retry begins. With the last pause and request a call ends within 60 s; then the caller decides."""
 
 RETRIES_MAX = 5
-"""Retries, with one to four seconds of pauses in all, for a lost connection or a throttled request. Callers handle longer outages."""
+"""Largest number of retries for a lost connection or a throttled request, with one to four seconds of pauses in all. Callers handle longer
+outages."""
 
 _PAUSE_FIRST_S = 0.1
 _PAUSE_MAX_S = 2
 
 MEMORY_STORES_MAX = 1000
-"""Largest number of `memory://` stores per process: more than tests need, and a limit for endless loops."""
+"""Largest number of `memory://` stores per process: more than tests need, and a limit that stops endless loops."""
 
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """Schemes of object stores, with the prefix of their environment variables."""
 
 _FLAGS = ("allow_http", "allow_invalid_certificates")
 _TEXTS = ("timeout", "connect_timeout", "proxy_url")
-"""Client options that are read from the environment here: obstore ignores them once any option is set."""
+"""Client options that this module reads from the environment, because obstore ignores them once any option is set."""
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.=+@,-]+)*/?")
 _PROBE_BYTES = (b"0123456789abcdef", b"fedcba9876543210")
 """Contents of the two PUTs of a probe."""
 
 _CONDITION_REFUSED = frozenset({errno.EOPNOTSUPP, errno.EREMOTEIO})
-"""Errors of a server without conditional requests, such as 501."""
+"""Errors of a server that does not support conditional requests, such as 501."""
 
 _ID_BYTES = 16
 
@@ -410,7 +415,7 @@ def open_disk(
     """Return the disk that a plain path or URL names. An object store is probed first; a directory is not touched.
 
     Args:
-        url: see the module's text.
+        url: see the module docstring.
         allow_unconditional: accept an object store that overwrites; only for a fleet with one coordinator.
         random_bytes: source of the probe's name.
 
@@ -441,7 +446,7 @@ def open_disk(
 
 
 def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.urandom) -> DiskCapabilities:
-    """Probe what an object store can do; see the module's text.
+    """Find out by a probe what an object store can do; see the module docstring.
 
     Raises:
         OSError: the store is unreachable, the key may neither read nor write, or the written bytes do not come back.
@@ -462,8 +467,8 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
 
 
 def _put_is_refused(store: "ObjectStore", path: str) -> bool:
-    """Put twice; return whether the second was refused."""
-    # The name is random. If it is taken at once, an earlier try of this call took it and its answer was lost.
+    """Put an object twice; return whether the store refused the second PUT."""
+    # The name is random. If it is taken at once, an earlier attempt of this call took it and the answer was lost.
     try:
         with contextlib.suppress(FileExistsError):
             put_new(store, path, [_PROBE_BYTES[0]])
@@ -490,7 +495,7 @@ def _put(store: "ObjectStore", path: str) -> None:
 
 
 def _reads_ranges(store: "ObjectStore", path: str, whole: bytes) -> bool:
-    """Return whether a range in the middle, and one that extends over the end, can be read."""
+    """Return whether the store can read a range in the middle of an object, and a range that extends beyond its end."""
     half = len(whole) // 2
     try:
         parts = get_range(store, path, 1, half - 1), get_range(store, path, half, len(whole))
@@ -507,7 +512,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe. A key without the right to delete leaves it as garbage for the sweep."""
+    """Remove the probe. A key without permission to delete leaves the probe as garbage for the sweep."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):
@@ -527,7 +532,7 @@ def _normalized(scheme: str, rest: str, url: str) -> str:
 
 
 def _memory_store(location: str) -> "MemoryStore":
-    """Return the in-memory store of that name, shared by all callers in this process."""
+    """Return the in-memory store with this name, which all callers in this process share."""
     memory_store = _imported("memory").MemoryStore
     with _memory_lock:
         if location not in _memory_stores:

@@ -1,9 +1,9 @@
-"""The envelope of every small file, and of a pack's header and index; and the error for damage to any file.
+"""Record format: the envelope of every small file, and of a pack's header and index. Also the error for damage to any file.
 
     magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
 
-Integers are little-endian. This outer layout never changes. So a reader can distinguish a damaged file (wrong digest) from
-an intact file of a later version (right digest, unknown version), and reject the latter with a clear error.
+Integers are little-endian. The envelope's layout never changes. So a reader can distinguish a damaged file (wrong digest) from an intact
+file of a later version (right digest, unknown version), and reject the latter with a clear error.
 
 Damage is reported with its evidence: which file, which epoch, which agent (G11).
 """
@@ -19,14 +19,14 @@ from snapline.storage.disk.layout import CHECKPOINTS, parse_checkpoint_name, par
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One damaged, missing or surplus file.
+    """A damaged, missing or surplus file.
 
     Attributes:
-        path: inside the store, such as `packs/h1.3/7.ab12…`.
-        epoch: the epoch of the file; None if unknown, and for files that belong to none.
+        path: path within the store, such as `packs/h1.3/7.ab12…`.
+        epoch: epoch of the file; None if it is unknown, or the file belongs to no epoch.
         reason: description of the problem.
-        agent: the agent whose checkpoint is damaged; empty if it is not a single one.
-        number: number of that checkpoint, in a checkpoint pack; otherwise None.
+        agent: agent whose checkpoint is damaged; empty if the damage is not limited to one checkpoint.
+        number: number of that checkpoint, in a checkpoint pack; None in other files.
     """
 
     path: str
@@ -37,15 +37,15 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def plan(self) -> int | None:
-        """The plan of a damaged checkpoint pack; None for other files."""
+        """Plan of a damaged checkpoint pack; None for other files."""
         name = parse_pack_path(self.path, CHECKPOINTS)
         return None if name is None else name.number
 
 
 def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
-    """Return (not raise) the error for damage; `finding_of` extracts its evidence again.
+    """Return (not raise) the error for damage. `finding_of` extracts the evidence from this error.
 
-    `blob`: name of the damaged blob, which names its agent; empty if it is not a single one.
+    `blob` is the name of the damaged blob, which names its agent; empty if the damage is not limited to one blob.
     """
     agent, number = owner_of(path, blob)
     finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
@@ -73,14 +73,14 @@ class PlacedRecord(Protocol):
 
 
 def check_place(record: PlacedRecord, path: str, store_id: str | None) -> None:
-    """Raise DamagedDataError if the record at `path` belongs elsewhere; `store_id` None skips that comparison."""
+    """Raise DamagedDataError if the record at `path` belongs to another place. `store_id` None skips the comparison of the store."""
     if record.path != path:
         raise damaged(path, f"it is the file {record.path}")
     check_store(record.store, path, store_id)
 
 
 def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
-    """Raise DamagedDataError if the data at `path` belongs to another store; `store_id` None accepts any."""
+    """Raise DamagedDataError if the data at `path` belongs to another store. `store_id` None accepts any store."""
     if store_id is not None and store != store_id:
         raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
 
@@ -92,7 +92,7 @@ def owner_of(path: str, blob: str) -> tuple[str, int | None]:
 
 
 def finding_of(error: DamagedDataError) -> Finding | None:
-    """Return the finding in an error that `storage/` raised; None if it came from elsewhere."""
+    """Return the finding in an error that `storage/` raised; None if other code raised the error."""
     finding = error.__dict__.get("finding")
     return finding if isinstance(finding, Finding) else None
 
@@ -108,7 +108,7 @@ HEAD_BYTES = _HEAD.size
 OVERHEAD_BYTES = HEAD_BYTES + DIGEST_BYTES
 
 canonical = msgspec.msgpack.Encoder(order="sorted")
-"""Canonical MessagePack: shortest forms, map keys sorted, no other freedom. The same values give the same bytes."""
+"""Encoder of canonical MessagePack: shortest forms, and sorted map keys. The same values always give the same bytes."""
 
 
 Buffer = bytes | bytearray | memoryview
@@ -120,7 +120,7 @@ def digest_of(data: Buffer) -> bytes:
 
 
 def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
-    """Return the record of `kind` (4 bytes) around `body`."""
+    """Return a record of `kind` (4 bytes) that contains `body`."""
     head = _HEAD.pack(MAGIC, kind, version, len(body)) + body
     return head + digest_of(head)
 
@@ -128,13 +128,13 @@ def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
 def unseal(
     kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
 ) -> bytes:
-    """Return the body of the record `data`, which must contain nothing else.
+    """Return the body of the record `data`, which must contain nothing but the record.
 
-    `path` and `epoch` are used in errors; `versions` are those that the caller can read.
+    `path` and `epoch` are used in errors. `versions` are the versions that the caller can read.
 
     Raises:
         DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
-        StoreError: the record is intact, but of another version.
+        StoreError: the record is intact, but has another version.
     """
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
@@ -159,7 +159,7 @@ def version_of(data: bytes) -> int:
 
 
 def record_bytes(head: bytes) -> int | None:
-    """Return the length of the record that begins with these `HEAD_BYTES`; None if they are not the beginning of a record."""
+    """Return the length of the record that begins with these `HEAD_BYTES`; None if the bytes are not the beginning of a record."""
     if len(head) < HEAD_BYTES:
         return None
     magic, _, _, length = _HEAD.unpack_from(head)

@@ -1,34 +1,35 @@
-"""The small files of a store (identity, probes, fork record, marks of replicas), and the translation of the disk's errors.
+"""The small files of a store (identity, probes, fork record, log marks of replicas), and the translation of the disk's errors.
 
-A new store gets its directories first, then the identity file, which completes it.
+A new store gets its directories first, and then the identity file, which completes the store.
 
 **The disk of an opened store** (`OpenedDisk`). A file counts as missing only if the store itself is present, which its id shows.
 
-Problem. A missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then finds no
-pin, log or epoch must not conclude that there was none. Nothing may be created or deleted there either.
+The problem: a missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then
+finds no pin, log or epoch must not conclude that there was none. Nothing may be created or deleted at such a path either.
 
-Model. The identity file is written once and never changed. So a reader that has just read the id has seen that store.
+The model: the identity file is written once and never changed. So a reader that has just read the id has seen that store.
 
-1. After a missing file or an empty listing, the id is read and the call repeated: only the second result counts.
+1. After a missing file or an empty listing, the id is read and the call repeated. Only the second result counts.
 2. A listing counts if the id can be read after it.
 3. The id is read before anything is created, linked or removed.
 
-If a check fails, the disk raises `StoreUnavailableError`, which means "not now", never "missing". Existing files are not covered: their contents are checked,
-and `StoreReader.judged` reads the id and the file again before it reports damage.
+If a check fails, the disk raises `StoreUnavailableError`, which means "not now", never "missing". Existing files are not covered: their
+contents are checked, and `StoreReader.confirm_damage` reads the id and the file again before damage is reported.
 
-Limits: a store that vanishes and returns twice between two calls is not noticed, nor is one that vanishes between rule 3 and the write.
-On an object store each write costs one more small GET.
+Limits: the rules do not detect a store that vanishes and returns twice between two calls, nor one that vanishes between rule 3 and the
+write. On an object store each write costs one more small GET.
 
-**The record of a fork.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
+**The fork record.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
-The record is the first file of the store, and the identity is the last. A record without identity is an unfinished fork. Where
-refs are signed, so is the record: otherwise an attacker could allow a fork to make effects.
+The record is the first file of the store, and the identity is the last. A record without an identity is an unfinished fork. Where refs are
+signed, the record is signed too: otherwise an attacker could allow a fork to perform effects.
 
-**Marks of the coordinator's logs.** They record the logs that each replica has had, and which of them may vote. A coordinator replica that lost its disk has forgotten its votes and what it acknowledged. It cannot detect that by
-itself, since a new replica also starts with an empty folder. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the
-right place, since it names the cluster: emptying it too starts another cluster.
+**Log marks.** They record the logs that each replica of the coordinator has had, and which of them may vote. A replica that lost its disk
+has forgotten its votes and what it acknowledged. The replica cannot detect the loss by itself, since a new replica also starts with an
+empty directory. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the right place, since it names the
+cluster: a replica with an emptied store belongs to another cluster.
 
     replicas/<replica>.<number>     1, 2, 3 …: the newest counts
 
@@ -60,7 +61,7 @@ from snapline.storage.disk.local_disk import (
 from snapline.storage.disk.record import Buffer, canonical, check_store, damaged, seal, unseal
 
 SMALL_BYTES_MAX = 4096
-"""Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""
+"""Largest small file in bytes: identity, refs and probes have about 200 bytes, plus signatures. The size is checked before reading."""
 
 IDENTITY_KIND = b"STOR"
 PROBE_KIND = b"PROB"
@@ -73,7 +74,7 @@ class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 
 
 class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a probe: `token` is random."""
+    """Body of a probe file. `token` is random."""
 
     store: str
     token: bytes
@@ -86,7 +87,7 @@ _probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
 
 @contextlib.contextmanager
 def writing(disk: Disk, what: str) -> Iterator[None]:
-    """Translate OSError from writing `what` to StoreError."""
+    """Translate OSError from writing `what` into StoreError."""
     try:
         yield
     except OSError as error:
@@ -96,9 +97,9 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
-    """Translate OSError from reading a file that must exist: missing or unreadable bytes are damage.
+    """Translate OSError from reading a file that must exist. Missing or unreadable bytes are damage.
 
-    If nothing of the store can be read, the disk or the network is to blame, and the bytes may still be intact: StoreError.
+    If nothing of the store can be read, the disk or the network has failed, and the bytes may be intact. Then StoreError is raised.
     """
     try:
         yield
@@ -109,7 +110,8 @@ def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") 
 def unreadable(
     error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
 ) -> DamagedDataError | StoreError:
-    """Return (not raise) the translated error: see `reading`, whose overhead exceeds that of a small read."""
+    """Return (not raise) the translated error. Small reads use this function instead of `reading`, whose overhead exceeds that of the
+    read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "it is missing", epoch=epoch, blob=blob)
     if error.errno == errno.EIO and _is_readable(disk):
@@ -130,7 +132,7 @@ def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
     """Return the entries of a directory that is created with its first file; empty if it does not exist yet.
 
     Raises:
-        StoreError: the store is away, or cannot be read.
+        StoreError: the store is unavailable, or cannot be read.
     """
     with reading(disk, directory):
         try:
@@ -140,7 +142,7 @@ def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
 
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:
-    """Return a whole file; its length is checked before anything is allocated."""
+    """Return a whole file. The file's length is checked before anything is allocated."""
     try:
         size_bytes = disk.size(path)
         if size_bytes > size_bytes_max:
@@ -153,9 +155,9 @@ def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) 
 def create_or_compare(
     disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
 ) -> bool:
-    """Write `data` once under a name that follows from it; return whether a file with the same bytes already existed.
+    """Write `data` once under a name that the content determines. Return whether a file with the same bytes already existed.
 
-    Its directory is synced in that case too: the process that linked the file may have died before its sync.
+    The file's directory is synced in that case too, because the process that linked the file may have died before its sync.
 
     Raises:
         FileExistsError: a file with other bytes exists.
@@ -176,7 +178,7 @@ def create_or_compare(
 
 
 def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
-    """Remove the files in this order; return those that existed. Not durable before the directory is synced."""
+    """Remove the files in this order; return those that existed. The removal is not durable before the directory is synced."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -186,17 +188,17 @@ def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
 
 
 def encode_identity(store_id: str) -> bytes:
-    """Return the identity file."""
+    """Return the bytes of the identity file."""
     return seal(IDENTITY_KIND, canonical.encode(IdentityBody(store=store_id)))
 
 
 def encode_probe(token: bytes, store_id: str) -> bytes:
-    """Return the probe's file."""
+    """Return the bytes of a probe file."""
     return seal(PROBE_KIND, canonical.encode(ProbeBody(store=store_id, token=token)))
 
 
 def read_identity(disk: Disk) -> str:
-    """Return the store's id; DamagedDataError or StoreError as for all files."""
+    """Return the store's id. Raises DamagedDataError or StoreError as for all files."""
     data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
     body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
     with decoding(IDENTITY):
@@ -204,7 +206,7 @@ def read_identity(disk: Disk) -> str:
 
 
 def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
-    """Return the probe's token."""
+    """Return the random token in a probe file."""
     body = unseal(PROBE_KIND, read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=None)
     with decoding(path):
         probe = _probe_decoder.decode(body)
@@ -214,7 +216,7 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
 
 @contextlib.contextmanager
 def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
-    """Translate errors of decoding a body whose digest is right."""
+    """Translate errors from decoding a body whose digest is correct."""
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -226,7 +228,7 @@ def _words(error: OSError) -> str:
 
 
 def exists(disk: Disk, path: str) -> bool:
-    """Return whether there is a file or directory of this name."""
+    """Return whether a file or directory of this name exists."""
     try:
         disk.size(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -237,11 +239,11 @@ def exists(disk: Disk, path: str) -> bool:
 UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
 
 _ID_BYTES = 16
-"""Size of a store id: 128 bits, so random ids never collide."""
+"""Size of a store id in bytes: 128 bits, so random ids never collide."""
 
 
 def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
-    """Create a new store on the disk, durable when this returns; return its id.
+    """Create a new store on the disk and return its id. The store is durable when this returns.
 
     Raises:
         UsageError: the disk already has a store or other files.
@@ -292,7 +294,8 @@ _Result = TypeVar("_Result")
 
 
 class OpenedDisk:
-    """Implements `Disk` over another disk, `below`. Optional members (`abilities`, `lock`) are those of `below`."""
+    """Disk of an opened store; implements `Disk` over another disk, `below`. Optional members (`abilities`, `lock`) are those of
+    `below`."""
 
     def __init__(self, disk: Disk, store_id: str) -> None:
         self.below = disk
@@ -307,7 +310,7 @@ class OpenedDisk:
         return self.below.location
 
     def require_available(self) -> None:
-        """Read the id; StoreUnavailableError if it cannot be read, or is another store's."""
+        """Read the store's id. Raises StoreUnavailableError if the id cannot be read, or is another store's id."""
         try:
             if self.below.read(IDENTITY, 0, SMALL_BYTES_MAX) == self._identity:
                 return
@@ -388,22 +391,25 @@ class OpenedDisk:
 FORK_KIND = b"FORK"
 
 FORK_BYTES_MAX = 64 * 2**20
-"""Largest record: a fleet has at most 200,000 agents in its life, with ids of 128 bytes. Checked before reading."""
+"""Largest fork record in bytes: a fleet has at most 200,000 agents in its life, with ids of 128 bytes. The size is checked before
+reading."""
 
 _PURPOSE = "snapline fork 1"
 
 
 class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Record of a fork.
+    """Record of a fork, which names the fork's origin.
 
     Attributes:
         name: name of the fork.
-        parent: store id, and so cluster id, of the parent fleet; `parent_name`: name of that fleet.
-        epoch: epoch of the snapshot, in both fleets; `root`: the snapshot's root in the parent's store.
-        is_live: whether the fork may make effects.
-        gone: ids of agents that had left before the snapshot, as far as its agents know them. Never reused.
+            parent: store id, which is also the cluster id, of the parent fleet.
+            parent_name: name of the parent fleet.
+            epoch: epoch of the snapshot, in both fleets.
+            root: root of the snapshot in the parent's store.
+        is_live: whether the fork may perform effects.
+        gone: ids of agents that had left before the snapshot, as far as the snapshot's agents know them. The fork never reuses these ids.
         store: store id of the fork.
-        created: UTC time, ISO 8601; for people.
+        created: UTC time of creation, ISO 8601; for display only.
         signature: signature of the record with this field empty; empty if not signed.
     """
 
@@ -420,14 +426,14 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
-    """Return the file; signed if the guard has a signing key."""
+    """Return the file of a fork record, signed if the guard has a signing key."""
     if guard is not None and guard.signs:
         record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
     return seal(FORK_KIND, canonical.encode(record))
 
 
 def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> ForkRecord | None:
-    """Return the record of the store's fork; None if it is not a fork. `store_id` None skips that comparison.
+    """Return the fork record of the store; None if the store's fleet is not a fork. `store_id` None skips that comparison.
 
     Raises:
         DamagedDataError: the record is damaged, or belongs to another store.
@@ -460,13 +466,13 @@ def _message(record: ForkRecord) -> bytes:
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9
-"""Largest number of marks of one replica: each stands for a lost disk."""
+"""Largest number of marks of one replica. Each mark stands for a lost disk."""
 
 _PATH = re.compile(rf"{layout.REPLICAS}/([A-Za-z0-9_.-]{{1,128}})\.([1-9][0-9]{{0,8}})")
 
 
 class LogMark(msgspec.Struct, frozen=True, gc=False):
-    """A log, by its random id, and whether it may vote."""
+    """A log of a replica, by the log's random id, and whether the replica may vote with it."""
 
     log: str
     is_voter: bool
@@ -480,7 +486,7 @@ class _MarkBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
-    """Return the marks of each replica, oldest first.
+    """Return the log marks of each replica, oldest first.
 
     Raises:
         DamagedDataError: a mark is damaged or belongs to another store.
@@ -495,7 +501,7 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
 
 
 def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
-    """Return one mark, after every check. `store_id` None skips that comparison; errors as `read_marks`."""
+    """Return one log mark, after every check. `store_id` None skips that comparison. Raises the errors of `read_marks`."""
     body = unseal(
         MARK_KIND,
         read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX),
@@ -511,7 +517,7 @@ def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
 
 
 def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_bytes: Callable[[int], bytes]) -> None:
-    """Make `mark` the newest of `replica`; durable when this returns.
+    """Make `mark` the newest log mark of `replica`. The mark is durable when this returns.
 
     Raises:
         StoreError: the mark cannot be written, or another process of this replica was faster.
@@ -533,7 +539,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
 
 
 def parse_mark_path(path: str) -> tuple[str, int] | None:
-    """Return replica and number; None for other paths."""
+    """Return the replica and the number of a log mark's path; None for other paths."""
     match = _PATH.fullmatch(path)
     return (match[1], int(match[2])) if match else None
 

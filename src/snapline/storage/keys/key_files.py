@@ -1,22 +1,22 @@
-"""Key files of the operator. They are never in the store.
+"""Key files of the operator, which are never in the store.
 
 A file has one line, `<word> <id> <base64 of 32 bytes>`:
 
-| word | what | file |
+| word | key | file |
 | --- | --- | --- |
 | `snapline-key-v1` | key-encryption key: wraps the keys in the store (`key_records.py`) | secret |
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
-The word prevents use of a key for another purpose: all three are 32 bytes long. The id is a digest: for the first of the
-secret under a separate purpose, for the other two of the public key. So a mistyped or damaged file is
-detected, a key has the same id everywhere, and the private and the public half have the same id. An id reveals nothing about
-a secret of 256 random bits.
+The word prevents use of a key for another purpose, because all three kinds are 32 bytes long. The id is a digest. For a key-encryption
+key it is the digest of the secret under a separate purpose, for the other two that of the public key. So a mistyped or damaged file is
+detected, a key has the same id everywhere, and the private and the public half have the same id. An id reveals nothing about a secret of
+256 random bits.
 
-A secret file that its group or others may read is refused, since others could copy the key. The mode is that
-of the opened file, so nobody can swap the file between check and reading.
+A secret file that its group or others may read is refused, since others could copy the key. The mode is read from the opened file, so
+nobody can swap the file between check and reading.
 
-Keys are only read by `keys_from_environment` and `read_keys`. No message and no `repr` contains a secret.
+Only `keys_from_environment` and `read_keys` read keys. No message and no `repr` contains a secret.
 """
 
 import base64
@@ -40,27 +40,27 @@ SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"
 VERIFY_KEY_VARIABLE = "SNAPLINE_VERIFY_KEY"
 
 KEY_FILES_MAX = 16
-"""Largest number of keys of one kind: the current one and earlier ones. Each is tried, and a longer list is surely a mistake."""
+"""Largest number of keys of one kind: the current one and earlier ones. Each key is tried, and a longer list is surely a mistake."""
 
 _FILE_BYTES_MAX = 256
-"""Largest key file: it has about 90 bytes, a token file about 50. Checked before parsing."""
+"""Largest key file in bytes. A key file has about 90 bytes, a token file about 50. The size is checked before parsing."""
 
 TOKEN_CHARACTERS_MAX = 200
-"""Largest length of a token, as for users' tokens."""
+"""Largest length of a token in characters, as for users' tokens."""
 
 _WRAPPING_WORD = "snapline-key-v1"
 _SIGNING_WORD = "snapline-signing-key-v1"
 _VERIFY_WORD = "snapline-verify-key-v1"
 _ID_CONTEXT = "snapline 1 id of a key file"
 _ID_BYTES = 8
-"""Length of a key's id: enough to distinguish the keys of one operator. The id is a name and detects mistakes; it is not a proof."""
+"""Length of a key's id in bytes: enough to distinguish the keys of one operator. The id detects mistakes; it proves nothing."""
 
 _LINE = re.compile(rb"([a-z0-9-]{1,40}) ([0-9a-f]{16}) ([A-Za-z0-9+/=]{44})\n?")
 
 
 @dataclass(frozen=True)
 class WrappingKey:
-    """A key-encryption key: `secret` has 32 bytes."""
+    """A key-encryption key. `secret` has 32 bytes."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -68,7 +68,7 @@ class WrappingKey:
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """An Ed25519 public key, 32 bytes."""
+    """An Ed25519 public key of 32 bytes."""
 
     key_id: str
     public: bytes
@@ -76,23 +76,23 @@ class VerifyKey:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """An Ed25519 private key, 32 bytes, and its public half."""
+    """An Ed25519 private key of 32 bytes, and its public half."""
 
     key_id: str
     secret: bytes = field(repr=False)
     public: bytes
 
     def verify_key(self) -> VerifyKey:
-        """Return the public half."""
+        """Return the public half of the key."""
         return VerifyKey(self.key_id, self.public)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of one process for a store.
+    """Keys that one process has for a store.
 
     Attributes:
-        wrapping: key-encryption keys: the first wraps new keys, all unwrap; empty if nothing is encrypted.
+        wrapping: key-encryption keys: the first wraps new keys, and all unwrap keys; empty if nothing is encrypted.
         signing: key that signs refs; None if this process cannot sign.
         verifying: a ref must be signed by one of these, or by `signing`; with neither, signatures are not required.
     """
@@ -102,7 +102,7 @@ class Keys:
     verifying: tuple[VerifyKey, ...] = ()
 
     def find(self, key_id: str) -> WrappingKey | None:
-        """Return the key-encryption key `key_id`; None if it was not given."""
+        """Return the key-encryption key `key_id`; None if this process was not given that key."""
         return next((key for key in self.wrapping if key.key_id == key_id), None)
 
     def verify_keys(self) -> tuple[VerifyKey, ...]:
@@ -114,7 +114,7 @@ NO_KEYS = Keys()
 
 
 def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
-    """Return the keys that the environment names (default: that of this process).
+    """Return the keys that the environment names (default: the environment of this process).
 
     `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths separated by `:`, `SNAPLINE_SIGNING_KEY` one.
 
@@ -135,7 +135,7 @@ def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
 def read_keys(
     *, store_keys: Sequence[Path] = (), signing_key: Path | None = None, verify_keys: Sequence[Path] = ()
 ) -> Keys:
-    """Return the keys in these files; duplicates count once.
+    """Return the keys in these files. Duplicates count once.
 
     Raises:
         UsageError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
@@ -153,26 +153,26 @@ def read_keys(
 
 
 def read_wrapping_key(path: Path) -> WrappingKey:
-    """Return the key-encryption key in the file; UsageError if it holds none, or others may read it."""
+    """Return the key-encryption key in the file. Raises UsageError if the file holds none, or others may read it."""
     key_id, secret = _read(path, _WRAPPING_WORD, is_secret=True)
     return WrappingKey(_checked(path, key_id, _id_of(secret)), secret)
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Return the private key in the file; UsageError if it holds none, or others may read it."""
+    """Return the private key in the file. Raises UsageError if the file holds none, or others may read it."""
     key_id, secret = _read(path, _SIGNING_WORD, is_secret=True)
     public = public_key_of(secret)
     return SigningKey(_checked(path, key_id, _id_of(public)), secret, public)
 
 
 def read_verify_key(path: Path) -> VerifyKey:
-    """Return the public key in the file; UsageError if it holds none."""
+    """Return the public key in the file. Raises UsageError if the file holds none."""
     key_id, public = _read(path, _VERIFY_WORD, is_secret=False)
     return VerifyKey(_checked(path, key_id, _id_of(public)), public)
 
 
 def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> WrappingKey:
-    """Write a new key-encryption key to `path`, durable when this returns; UsageError if there is a file already."""
+    """Write a new key-encryption key to `path`, durable when this returns. Raises UsageError if the file exists already."""
     key = make_wrapping_key(random_bytes(KEY_BYTES))
     _write(path, _WRAPPING_WORD, key.key_id, key.secret, mode=0o600)
     return key
@@ -181,7 +181,7 @@ def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = 
 def generate_signing_key(
     path: Path, public_path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> SigningKey:
-    """Write a new private key to `path` and its public half to `public_path`; otherwise as `generate_wrapping_key`."""
+    """Write a new private key to `path` and its public half to `public_path`. Otherwise this works as `generate_wrapping_key`."""
     key = make_signing_key(random_bytes(KEY_BYTES))
     _write(public_path, _VERIFY_WORD, key.key_id, key.public, mode=0o644)
     try:
@@ -194,12 +194,12 @@ def generate_signing_key(
 
 
 def make_wrapping_key(secret: bytes) -> WrappingKey:
-    """Return the key-encryption key of 32 random bytes."""
+    """Return the key-encryption key with these 32 random bytes."""
     return WrappingKey(_id_of(secret), secret)
 
 
 def make_signing_key(secret: bytes) -> SigningKey:
-    """Return the private key of 32 random bytes."""
+    """Return the private key with these 32 random bytes."""
     public = public_key_of(secret)
     return SigningKey(_id_of(public), secret, public)
 
@@ -223,7 +223,7 @@ def read_token_file(path: Path) -> str:
 
 
 def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
-    """Return the paths. An empty variable is refused: a user who meant to set a key must not get an unencrypted store."""
+    """Return the paths in a variable. An empty variable is refused: a user who meant to set a key must not get an unencrypted store."""
     if variable not in environment:
         return []
     names = environment[variable].split(":")
@@ -243,7 +243,7 @@ def _checked(path: Path, key_id: str, right_id: str) -> str:
 
 
 def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
-    """Return id and key of a file that must begin with `word`."""
+    """Return the id and the key in a file that must begin with `word`."""
     match = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
     if match is None:
         raise UsageError(f"{path} is no key file: `snapline keys generate` makes one")
@@ -271,7 +271,7 @@ def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
 
 
 def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
-    """Write a new file; never overwrite, since the old file could be the only copy of a key."""
+    """Write a new file. Never overwrite a file, since it could be the only copy of a key."""
     line = f"{word} {key_id} {base64.b64encode(key).decode()}\n".encode()
     with _translating(path, "write"):
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
@@ -291,13 +291,13 @@ def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open without blocking: a named pipe would wait for a writer forever."""
+    """Open a file without blocking, because a named pipe would wait for a writer forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def _translating(path: Path, verb: str, what: str = "key file") -> Iterator[None]:
-    """Translate OSError to snapline's errors."""
+    """Translate OSError into snapline's errors."""
     try:
         yield
     except FileExistsError as error:

@@ -1,36 +1,36 @@
-"""The records in `keys/`: keys of the store, each wrapped by a key-encryption key that is not in the store.
+"""Records in `keys/`: the keys of the store, each wrapped by a key-encryption key that is not in the store.
 
     keys/digest.<generation>     the one key of all digests of plain bytes
     keys/<key id>.<generation>   a writer's data key; its id is 32 random hexadecimal digits
 
-A record (kind `KEYS`) is written once. Rotation writes the same key, wrapped again, as the next generation,
-and removes the old one (`rotate`). So several generations of one key may exist for a while, and reading follows
-two rules:
+A record (kind `KEYS`) is written once. Rotation writes the same key, wrapped again, as the next generation, and removes the old generation
+(`rotate`). So several generations of one key may exist for a while, and reading follows two rules:
 
-1. The newest generation that can be unwrapped counts. An older one counts only if the newest intact one has the same check,
-   that is, the same key. Otherwise it is a stray: a process created `digest.0` after a rotation had replaced another `digest.0`.
+1. The newest generation that can be unwrapped counts. An older one counts only if it holds the same key as the newest intact generation,
+   which the same check value shows. Otherwise it is ignored: a process created `digest.0` after a rotation had replaced another `digest.0`.
 2. Listing a directory is not atomic. During a rotation a listing may miss both the new name and the old. So
    reading is repeated after a failure until the listing stays the same.
 
 The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check. So a record under another
 name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage without any key.
 
-**Rotation** wraps every key of a store by another key-encryption key. Packs are not rewritten. Rotation works in rounds, until a round finds nothing to do:
+**Rotation** wraps every key of a store by another key-encryption key. Packs are not rewritten. Rotation proceeds in rounds, until a round
+finds nothing to do:
 
 1. open every key with the old or the new keys. If a key needs another key file, stop: nothing has been changed;
 2. write each key that the new key does not wrap yet as the next generation, durably;
 3. only then remove older generations.
 
-So at each moment, and after a crash at any, every key has a generation that the old or the new key unwraps.
-Running the rotation again completes an interrupted one. A writer that still has the old key may make new keys meanwhile:
-the next round finds them. Hence the order for operators (docs/protection.md): first give every process both files,
-the new one first; then rotate; then remove the old file.
+So at each moment, and after a crash at any moment, every key has a generation that the old or the new key unwraps. Running the rotation
+again completes an interrupted one. A writer that still has the old key may make new keys meanwhile; the next round finds them. Operators
+therefore follow this order (docs/protection.md): first give every process both files, the new one first; then rotate; then remove the old
+file.
 
-A record that is damaged in all its generations cannot be rewrapped. It is left as it is, the others are rotated, and
-then it is reported.
+A key whose generations are all damaged cannot be wrapped again. Its records are left unchanged, the other keys are rotated, and then the
+damage is reported.
 
-An attacker who copied both the old key file and `keys/` can still read what was written before the rotation: rotation only
-protects later data.
+An attacker who copied both the old key file and `keys/` can still read what was written before the rotation, because rotation only protects
+later data.
 """
 
 import contextlib
@@ -51,16 +51,16 @@ from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKe
 KEYS_KIND = b"KEYS"
 
 DIGEST_KEY = "digest"
-"""Id of the digest key; data keys cannot have this id."""
+"""Id of the digest key. Data keys cannot have this id."""
 
 GENERATION_MAX = 999_999
 """Largest generation: enough for several rotations a day for a thousand years."""
 
 RECORD_BYTES_MAX = 1024
-"""Largest record: it has about 350 bytes, 500 with the longest writer id. Checked before reading."""
+"""Largest record in bytes: a record has about 350 bytes, 500 with the longest writer id. The size is checked before reading."""
 
 LISTINGS_MAX = 8
-"""Limit of rule 2: each repetition means that another rotation made a change in between."""
+"""Limit on repetitions by rule 2. Each repetition means that another rotation made a change during the reading."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
 _PATH = re.compile(r"keys/(digest|[0-9a-f]{32})\.(0|[1-9][0-9]{0,5})")
@@ -69,12 +69,12 @@ _PURPOSE = "snapline key 1"
 
 
 class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a record.
+    """Body of a key record.
 
     Attributes:
-        check: identifies the wrapped key; the same in all generations.
-        generation: as in the file name.
-        key: as in the file name: `digest`, or the id of a data key.
+        check: value that identifies the wrapped key; the same in all generations.
+        generation: generation in the file name.
+        key: key id in the file name: `digest`, or the id of a data key.
         store: the store's id.
         wrapped: nonce, encrypted key, tag.
         wrapper: id of the key-encryption key.
@@ -102,7 +102,7 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class OpenedKey(msgspec.Struct, frozen=True, gc=False):
-    """A key and its record."""
+    """An unwrapped key and its record."""
 
     record: KeyRecord
     secret: bytes
@@ -115,12 +115,12 @@ _decoder = msgspec.msgpack.Decoder(KeyRecord)
 
 
 def key_path(key_id: str, generation: int) -> str:
-    """Return the path of a generation of a key."""
+    """Return the path of one generation of a key."""
     return f"{KEYS}/{key_id}.{generation}"
 
 
 def parse_key_path(path: str) -> tuple[str, int] | None:
-    """Return key id and generation; None for other paths."""
+    """Return the key id and the generation of a record's path; None for other paths."""
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
@@ -134,7 +134,7 @@ def is_data_key_id(key_id: str) -> bool:
 
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
-    """Return key id → generations, the newest first, sorted by id. Empty if nothing was ever encrypted in this store."""
+    """Return key id → generations (newest first), sorted by id. The result is empty if nothing was ever encrypted in this store."""
     with store_files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
@@ -165,7 +165,8 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
 
 
 def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
-    """Return the key in the record; None if its wrapping key is not among `keys`. DamagedDataError if it cannot be unwrapped."""
+    """Return the key in the record; None if its wrapping key is not among `keys`. Raises DamagedDataError if the key cannot be
+    unwrapped."""
     wrapping = keys.find(record.wrapper)
     if wrapping is None:
         return None
@@ -180,7 +181,7 @@ def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
 
 
 def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -> KeyRecord:
-    """Return the record at `path` after every check that is possible with `keys`; errors as `read_record`."""
+    """Return the record at `path` after every check that is possible with `keys`. Raises the errors of `read_record`."""
     record = read_record(disk, path, store_id)
     open_record(record, keys)
     return record
@@ -189,12 +190,12 @@ def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -
 def open_key(
     disk: Disk, store_id: str, key_id: str, keys: Keys, *, listed: dict[str, list[int]] | None = None
 ) -> OpenedKey:
-    """Return the key `key_id`, from the newest generation that can be unwrapped.
+    """Return the key `key_id` from the newest generation that can be unwrapped.
 
-    `listed` is a recent result of `list_keys`; callers that open many keys list them once.
+    `listed` is a recent result of `list_keys`. Callers that open many keys list them once.
 
     Raises:
-        StoreKeyError: its wrapping key is not among `keys`; names it.
+        StoreKeyError: the key's wrapping key is not among `keys`; the message names the wrapping key.
         DamagedDataError: the key is missing, or every generation is damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
@@ -264,9 +265,9 @@ def make_record(
 
 
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
-    """Write a record durably; return False if one of this name exists, which then may not be durable yet.
+    """Write a record durably. Return False if a record of this name exists, which then may not be durable yet.
 
-    On True, every name that `keys/` has shown before is durable too: its writer may have died before its sync.
+    If the result is True, every name that `keys/` has shown before is durable too: its writer may have died before its sync.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
     with store_files.writing(disk, f"the key {record.path}"):
@@ -280,7 +281,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Remove these records; return the existing ones. Their replacements must be durable."""
+    """Remove these records; return the paths of those that existed. Their replacements must be durable."""
     with store_files.writing(disk, "the removal of old keys"):
         removed = store_files.unlink(disk, paths)
         if removed:
@@ -291,8 +292,8 @@ def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
 def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
     """Remove data keys that no pack needs; return the paths removed.
 
-    The caller determined `needed`, the key ids that packs name, after `open_writers`: the next pack of an open writer may need
-    a key that no pack names yet. The digest key, and unreadable records, stay.
+    The caller determined `needed`, the key ids that packs name, after `open_writers`: the next pack of an open writer may need a key that
+    no pack names yet. The digest key, and unreadable records, are kept.
     """
     paths = []
     for key_id, generations in list_keys(disk).items():
@@ -306,17 +307,17 @@ def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_
 
 
 ROUNDS_MAX = 8
-"""Limit on rounds: one does the work, one verifies it; more are needed only while others write keys under the old key."""
+"""Limit on rounds. One does the work and one verifies it; more are needed only while other processes write keys under the old key."""
 
 
 def rotate(
     disk: Disk, store_id: str, old: Keys, new: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> int:
-    """Wrap every key of the store with the first key of `new`; return the number of records written. May be repeated.
+    """Wrap every key of the store with the first key of `new`; return the number of records written. The call may be repeated.
 
     Raises:
         UsageError: `new` has no key.
-        StoreError: a key needs another key file, or the disk failed. Keys that were already rotated stay so.
+        StoreError: a key needs another key file, or the disk failed. Keys that were already rotated stay rotated.
         DamagedDataError: a key is lost; all others were rotated.
     """
     if not new.wrapping:
@@ -340,7 +341,7 @@ def rotate(
 
 
 class _Round:
-    """One pass over `keys/`. `keys.wrapping[0]` wraps the keys."""
+    """One pass over `keys/`. The first of `keys.wrapping` wraps the keys."""
 
     def __init__(self, disk: Disk, store_id: str, keys: Keys, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk
@@ -384,7 +385,7 @@ class _Round:
                 self.written += 1
 
     def remove_old(self) -> list[str]:
-        """Remove replaced generations. Sync first: those of an interrupted rotation may not be durable yet."""
+        """Remove replaced generations. Sync the directory first: generations of an interrupted rotation may not be durable yet."""
         old = [
             key_path(key_id, generation)
             for key_id, newest in self._newest.items()

@@ -1,4 +1,4 @@
-"""Snapshots in one file: a tar of a complete small store, which anybody can unpack and open.
+"""Archives hold snapshots in one file: a tar of a complete small store, which anybody can unpack and open.
 
     snapline-store                         } directories first, then files, each sorted by path;
     keys/… (if the store is encrypted)     } all as in the store
@@ -6,23 +6,24 @@
     packs/<writer>/<epoch>.<random>
     refs/epochs/<epoch>
 
-The problem. A snapshot shall be kept, sent and inspected without its original store; and files from elsewhere must not be trusted.
+The problem: a snapshot should be kept, sent and inspected without its original store, and files from elsewhere must not be trusted.
 
 **Writing.** Files are copied byte by byte, packs as a whole, so an archive may hold chunks of other epochs that share a pack. Keys
 and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name,
-read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same snapshots of
+read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same
+snapshots of
 the same store give the same bytes: the archive has no times and no owners.
 
-**Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. All of it is verified before anything
-is copied out of it (`snapshot_copy.py`).
+**Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. The complete archive is verified before anything is copied
+from it (`snapshot_copy.py`).
 
-The file is not trusted: the disk accepts exactly what this module writes. Each header is generated again from name and length and compared with the stored one,
-padding and end are zeros, and nothing follows. So every byte is compared, or covered by a digest that the store checks.
-Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever generated. Names must be
-those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is unpacked. Lengths in the file cause no
-allocations except for the store's own reads, which are bounded.
+The file is not trusted: the disk accepts exactly what this module writes. Each header is generated again from name and length and
+compared with the stored header. Padding and end must be zeros, and nothing may follow. So every byte is compared, or covered by a digest
+that the store checks. Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever
+generated. Names must be those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is
+unpacked. Lengths in the file cause no allocations except for the store's own reads, which are bounded.
 
-Carries: G11.
+This module carries G11.
 """
 
 import contextlib
@@ -46,16 +47,17 @@ from snapline.storage.store.store import Store
 from snapline.storage.transfer.snapshot_copy import Copied, copy_epoch
 
 BLOCK_BYTES = 512
-"""Size of a block of tar."""
+"""Size of a block of tar in bytes."""
 
 END_BYTES = 2 * BLOCK_BYTES
-"""Length of the zeros at the end of a tar."""
+"""Number of zero bytes at the end of a tar."""
 
 MEMBER_BYTES_MAX = 8**11 - 1
 """Largest member that a header of the plain format (ustar) can hold: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
 
 MEMBERS_MAX = 1_000_000
-"""Largest number of files and directories in one archive: 60 TB of packs. Checked while headers are read, so they take at most 200 MB of memory."""
+"""Largest number of files and directories in one archive: 60 TB of packs. Checked while headers are read, which take at most 200 MB of
+memory."""
 
 FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
 _MODES = {FILE: 0o644, DIRECTORY: 0o755}
@@ -71,7 +73,7 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
     """Open an archive for the duration of the block.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
         DamagedDataError: the file is damaged, or not an archive.
         StoreError: the file cannot be read.
     """
@@ -93,7 +95,8 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
 
 
 class ArchiveDisk:
-    """Implements `snapline.storage.disk.local_disk.Disk`; writing methods raise OSError. Threads may share it. See `reading_archive`."""
+    """Read-only disk over an archive; implements `local_disk.Disk`. Writing methods raise OSError. Threads may share it. See
+    `reading_archive`."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self._path = path
@@ -102,7 +105,7 @@ class ArchiveDisk:
         self._directories: dict[str, list[DirectoryEntry]] = {"": []}
 
     def scan(self) -> None:
-        """Read and check all headers; see the module's text."""
+        """Read and check all headers; see the module docstring."""
         size_bytes = os.fstat(self._handle).st_size
         offset, before = 0, (False, "")
         while offset < size_bytes - END_BYTES:
@@ -187,7 +190,7 @@ class ArchiveDisk:
         return member
 
     def _read_header(self, offset: int) -> tuple[str, int, bool]:
-        """Return name, length, and whether it is a directory."""
+        """Return the name and the length of a member, and whether it is a directory."""
         header = os.pread(self._handle, BLOCK_BYTES, offset)
         try:
             prefix, name = _text(header[345:500]), _text(header[:100])
@@ -261,7 +264,7 @@ def _is_file_name(path: str) -> bool:
 
 
 def _is_key_name(path: str) -> bool:
-    """Return whether `path` is that of a key. The guard checks its contents."""
+    """Return whether `path` is the path of a key record. The guard checks the record's contents."""
     folder, _, name = path.partition("/")
     return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
 
@@ -275,7 +278,7 @@ def _read_only() -> OSError:
 
 
 COPY_BYTES = 8 * 2**20
-"""Size of one read and write."""
+"""Size of one read and write in bytes."""
 
 SUFFIX = ".partial"
 
@@ -284,7 +287,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 
 class ExportResult(msgspec.Struct, frozen=True):
-    """Contents of an archive: epoch → root, and its length."""
+    """Contents of an archive, epoch → root, and the archive's length."""
 
     roots: dict[int, str]
     size_bytes: int
@@ -296,7 +299,7 @@ class ExportResult(msgspec.Struct, frozen=True):
 def write_archive(
     store: Store, epochs: Sequence[int], path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> ExportResult:
-    """Write snapshots of `store`, which may be in use, to a new file; durable and verified when this returns.
+    """Write snapshots of `store`, which may be in use, to a new file. The file is durable and verified when this returns.
 
     Raises:
         UsageError: the file exists, no epoch was given, or a pack is too large.
@@ -323,7 +326,7 @@ def write_archive(
 
 
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
-    """Return the files that the archive holds, sorted."""
+    """Return the paths of the files that the archive holds, sorted."""
     disk = store.disk
     paths = {layout.IDENTITY: None}
     for epoch, root in roots.items():
@@ -365,7 +368,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
 
 
 def _verify(store: Store, path: Path) -> None:
-    """Read back and verify the archive, before it gets its name."""
+    """Read the archive and verify it, before it gets its name."""
     with reading_archive(path) as disk:
         for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
             raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
@@ -377,13 +380,13 @@ def _check_free(path: Path) -> None:
 
 
 def _link_to_name(temporary: Path, path: Path) -> None:
-    """Give the file its name durably, without replacing another file."""
+    """Give the archive its name durably, without replacing another file."""
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # claims the name
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # reserves the name
         os.replace(temporary, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -404,7 +407,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
-    """Report data that is missing because an epoch was deleted meanwhile as not found, not as damage."""
+    """Report data that is missing because an epoch was deleted meanwhile as NotFoundError, not as damage."""
     try:
         yield
     except DamagedDataError as error:
@@ -420,13 +423,13 @@ def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
 
 
 def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_fleet_store: bool = False) -> list[Copied]:
-    """Verify the whole archive, then copy its snapshots into `target`, in order of their numbers.
+    """Verify the whole archive, then copy its snapshots into `target`, in the order of their numbers.
 
-    A failed copy leaves the previous ones in `target`; another call continues. With `keys` None, the environment's are
-    used. See `snapshot_copy.copy_epoch` for its errors and for the caller's duties.
+    A failed copy leaves the previous snapshots in `target`, and another call continues. With `keys` None, the keys of the environment are
+    used. `snapshot_copy.copy_epoch` describes the errors and the caller's duties.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
         DamagedDataError: some bytes in the archive differ from those written. Nothing was copied.
     """
     with reading_archive(path) as disk:
@@ -440,5 +443,5 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_flee
 
 
 def open_archive(disk: ArchiveDisk, *, keys: Keys | None = None) -> Store:
-    """Return the store in an archive; it can be read only."""
+    """Return the store in an archive, which can only be read."""
     return Store.open(disk.location, disk=disk, keys=keys if keys is not None else keys_from_environment())

@@ -1,23 +1,25 @@
-"""Forking: creates a store for a new fleet, which starts from one snapshot of another fleet.
+"""Forking creates a store for a new fleet, which starts from one snapshot of another fleet.
 
-The problem. The fork has its own store, and so its own cluster, and shares nothing with its parent. It starts from the
+The problem: the fork has its own store, and therefore its own cluster, and shares nothing with its parent. The fork starts from the
 parent's snapshot under the same number (stamps of messages in transit name epochs), but with other bytes. The manifest names the new
-cluster, some states were changed, and in an encrypted store the digests differ. So it has another root.
+cluster, some states were changed, and in an encrypted store the digests differ. So the fork's snapshot has another root.
 
 The steps, each durable before the next:
 
 1. `fork`, the record of the fork (`disk/store_files.py`). A folder with this record and without the identity is not a store.
 2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
-3. The pending inputs to take along (those that the snapshot has not consumed; the parent may be running), in a sealed host log of the snapshot's plan.
+3. The pending inputs to take along, in a sealed host log of the snapshot's plan. These are the inputs that the snapshot has not consumed;
+   the parent may be running.
 4. The ref. A process with the key signs it with the keys given for the fork, which are not those of the parent.
 5. The identity, which completes the store.
 
-So a crash leaves no fork, or an unfinished one with the record of step 1. `begin_again` removes all its files, the record last, and starts over.
-The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/backup.py`).
+So a crash leaves no fork, or an unfinished fork with the record of step 1. `begin_again` removes all its files, the record last, and
+starts again. The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/backup.py`).
 
-The caller's duties: pin the snapshot meanwhile, and let no other process make a fork in the same place (`begin_again` could remove its files).
+The caller's duties: pin the snapshot meanwhile, and let no other process fork into the same place (its `begin_again` could remove the
+files).
 
-Carries: G4 (the ref comes after everything it names), G11 (every byte is compared with its digest).
+This module carries G4 (the ref comes after everything it names) and G11 (every byte is compared with its digest).
 """
 
 import contextlib
@@ -48,25 +50,25 @@ from snapline.storage.transfer.snapshot_copy import (
 )
 
 FORK_WRITER = "fork"
-"""Writer of the packs of forks, and host of the log with their pending inputs. Host starts have other names."""
+"""Writer of the packs of forks, and host of the log with their pending inputs. Starts of hosts have other names."""
 
 TRIGGER = "fork"
-"""Trigger of a fork's first epoch."""
+"""Trigger that the manifest of a fork's first epoch names."""
 
 INPUTS_BYTES_MAX = 8 * 2**20
-"""Largest size of the payloads in one batch, so that the whole batch stays below its limit of 64 MiB."""
+"""Largest total size of the payloads in one batch, so that the whole batch stays below its limit of 64 MiB."""
 
 _ID_BYTES = 16
 
 
 class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of a fork.
+    """Parameters for creating a fork.
 
     Attributes:
-        name, is_live, parent_name, gone, created: see `ForkRecord`.
+        name, is_live, parent_name, gone, created: as in `ForkRecord`.
         fleet, config_hash: name and hash of the fleet definition of the fork.
-        changed: agent → its checkpoint, if it differs from the snapshot's. The parts are those of the snapshot.
-        inputs: pending inputs to take along: for each agent those after its last consumed one, without a gap.
+        changed: agent → its checkpoint, if that differs from the checkpoint in the snapshot. The parts are those of the snapshot.
+        inputs: pending inputs to take along: for each agent those after the last input that it consumed, without a gap.
     """
 
     name: str
@@ -90,11 +92,11 @@ def write_fork(
     begin_again: bool = False,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Store:
-    """Create the fork's store, durable when this returns, and return it.
+    """Create the fork's store and return it. The store is durable when this returns.
 
     Args:
         keys: keys of the new store.
-        begin_again: first remove the remains of an unfinished fork at `target`.
+        begin_again: first remove the files of an unfinished fork at `target`.
 
     Raises:
         UsageError: `target` holds other files, or an unfinished fork.
@@ -144,7 +146,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
 
 
 def clear_unfinished(target: Disk) -> None:
-    """Remove the remains of an unfinished fork, the record last. Does nothing if there is none, or a store. Raises OSError."""
+    """Remove the files of an unfinished fork, the record last. If there is none, or there is a store, do nothing. Raises OSError."""
     if exists(target, layout.IDENTITY) or not exists(target, layout.FORK):
         return
     for entry in target.list_directory(""):
@@ -156,7 +158,7 @@ def clear_unfinished(target: Disk) -> None:
 
 
 def _empty(target: Disk, directory: str) -> None:
-    """Remove the files below a directory; directories stay."""
+    """Remove the files below a directory. Directories are kept."""
     with contextlib.suppress(FileNotFoundError):
         for entry in target.list_directory(directory):
             path = f"{directory}/{entry.name}"
@@ -168,7 +170,7 @@ def _empty(target: Disk, directory: str) -> None:
 
 
 class _Fork:
-    """Writes one fork, from the chunks to the manifest.
+    """Writer of one fork, from the chunks to the manifest.
 
     Attributes:
         _digests: digest of a chunk in the source → in the target.
@@ -184,7 +186,7 @@ class _Fork:
         self._state_bytes = 0
 
     def write(self) -> str:
-        """Write packs, inputs and manifest; return its root."""
+        """Write packs, inputs and manifest; return the root of the manifest."""
         packs = [self._write_chunks(group) for group in pack_groups(sorted(self._chunks(), key=place_of))]
         lines = self._target.write_pack(writer=FORK_WRITER, epoch=self._epoch, blobs=self._checkpoints())
         failpoint("store.fork.packs")
@@ -268,10 +270,10 @@ def _renamed(part: StatePart, digests: Mapping[bytes, bytes]) -> StatePart:
 
 
 def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> None:
-    """Write inputs to a host log of a finished plan, and seal it. Does nothing without inputs.
+    """Write inputs to a host log of a finished plan, and seal the log. Without inputs, do nothing.
 
     Raises:
-        StoreError, UsageError: as `Store.append_batch`; or the store overwrites objects.
+        StoreError, UsageError: as in `Store.append_batch`, or the store overwrites objects.
     """
     if not inputs:
         return
@@ -296,11 +298,11 @@ def _batches(inputs: Iterable[LoggedInput]) -> Iterator[list[LoggedInput]]:
 
 
 READINGS = 3
-"""Number of readings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
+"""Number of readings in which a batch must be missing. An append during a listing may hide a batch, but hardly in three listings."""
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
-    """Return the inputs of these agents after the given numbers, sorted by agent and number. Seals nothing.
+    """Return the inputs of these agents after the given numbers, sorted by agent and number. No log is sealed.
 
     Inputs that hosts accept meanwhile may be missing. There are gaps where no kept epoch of the fleet needs an input.
 
@@ -316,7 +318,7 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
             for number in numbers:
                 try:
                     batch = store.read_batch(log, number)
-                except NotFoundError:  # Deleted since the listing.
+                except NotFoundError:  # The batch was deleted after the listing.
                     continue
                 if batch is None:
                     continue
@@ -332,7 +334,7 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return agent and number of the first input that is missing below an existing one; None if there is none."""
+    """Return agent and number of the first input that is missing before an existing one; None if none is missing."""
     last = dict(consumed)
     for logged in inputs:
         if logged.number != last[logged.agent] + 1:

@@ -1,12 +1,12 @@
-"""Copying snapshots into another store, with the same root, and moving old ones there. Every byte is compared with its digest (G11).
+"""Copies snapshots into another store under the same root, and moves old snapshots there. Every byte is compared with its digest (G11).
 
-The problem. A snapshot is a ref, a manifest, and blobs in packs that other snapshots share. The root covers content,
-not places. So a copy has other packs and other places, but the same root, and can be trusted like the original.
+The problem: a snapshot is a ref, a manifest, and blobs in packs that other snapshots share. The root covers content, not places. So a
+copy has other packs and other places, but the same root, and can be trusted like the original.
 
-The steps are in the order of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves
-unreferenced garbage, which the next try reuses. A blob is not copied if it is
+The steps are those of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves unreferenced
+garbage, which the next attempt reuses. A blob is not copied if it is
 
-1. in a pack that an earlier try of this copy left, or a simultaneous copy by another process;
+1. in a pack that an earlier attempt at this copy left, or a simultaneous copy by another process;
 2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
 
 The indexes of these packs are read and checked before they are used; their blobs are not (`check_epoch`
@@ -14,37 +14,40 @@ does that). If a manifest with this root and its packs already exist, only the r
 
 The caller's duties:
 
-1. No process deletes epochs of the target meanwhile. A violation is detected: a deletion removes its manifest, then
-   reads which packs others name, then removes packs. The copy writes its manifest, then checks that the reused packs still exist.
-   If they do, the deletion sees the copy's manifest. **Write first, then check; not the other way round.**
-2. No fleet runs on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store that
-   a fleet writes to accepts only its own epochs, below its newest one: the fleet will not use those numbers again. A fleet trusts its log, so it
-   does not go back to such an epoch by itself.
+1. No process deletes epochs of the target meanwhile. A violation is detected: a deletion removes its manifest, then reads which packs other
+   manifests name, then removes packs. The copy writes its manifest, then checks that the reused packs still exist. If they do, the deletion
+   sees the copy's manifest. **Write first, then check; not the other way round.**
+2. No fleet runs on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
+   which a
+   fleet writes accepts only epochs of this fleet, below its newest one: the fleet will not use those numbers again. A fleet trusts its
+       log, so
+   it does not roll back to such an epoch by itself.
 
 Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
 with the same digests: both without encryption, or both with the keys of one store.
 
-Carries: G4 (the ref comes last; one root for each epoch), G11.
+This module carries G4 (the ref comes last; one root for each epoch) and G11.
 
-**Reading all blobs of a snapshot.** They are read in the order of their places, to copy or to verify them. A manifest lists each blob's place and digest. So blobs are read from the manifest alone, and adjacent ones with one call:
-from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read only to compare
-the manifest with the packs (`check_places`).
+**Reading all blobs of a snapshot.** To copy or verify blobs, they are read in the order of their places. A manifest lists each blob's
+place and digest. So blobs are read from the manifest alone, and adjacent blobs with one call: from an object store, a pack of a thousand
+chunks takes eight requests. Indexes of packs are read only to compare the manifest with the packs (`check_places`).
 
-**Moving old snapshots** to a second, cheaper store: copy, verify the copy, and only then delete the original. The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
+**Moving old snapshots** to a second, cheaper store: copy, verify the copy, and only then delete the original. The problem: disks near the
+fleet are small, yet last month's snapshots are still needed.
 
-The model. Snapshots are copied one after the other, oldest first (`copy_epoch`), so each finds its unchanged chunks in the
-previous copy. Then every byte of the copy is read back from the second store and checked. A pack that several
-copies share is read once per run. Only then is a snapshot removed, and never
+The model: snapshots are copied one after another, oldest first (`copy_epoch`), so each finds its unchanged chunks in the previous copy.
+Then every byte of the copy is read from the second store and checked. A pack that several copies share is read once per run. Only then is
+a snapshot removed, but never
 
-1. if somebody holds it: the removal uses the guarded deletion of `pins.py`;
+1. if a pin, a tag or a recovery holds it: the removal uses the guarded deletion of `pins.py`;
 2. if it is the newest one: a restarted fleet restores it;
 3. if both stores are the same: then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
    file by file, or one store under two names), a probe written to the first store and read from the second decides.
 
-A move may be interrupted and repeated. The caller's duties are those of a copy. As any deletion, removal requires that the store's
-fleet does not run, unless the fleet's coordinator does it.
+A move may be interrupted and repeated. The caller's duties are those of a copy. As with any deletion, the store's fleet must not run,
+unless the fleet's coordinator removes the snapshots.
 
-Supports G7: nothing is deleted without a complete copy.
+This module supports G7: nothing is deleted without a complete copy.
 """
 
 import contextlib
@@ -85,11 +88,11 @@ from snapline.storage.packs.pack import (
 from snapline.storage.store.store import Holds, Store
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Largest read: on an object store the cost of a request is then small compared with its bytes."""
+"""Largest read in bytes. On an object store the cost of a request is then small compared with the cost of its bytes."""
 
 
 class PlacedBlob(msgspec.Struct, frozen=True, gc=False):
-    """A blob and its pack."""
+    """A blob and the pack that contains it."""
 
     pack: PackReference
     entry: BlobEntry
@@ -102,11 +105,11 @@ Key = tuple[str, bytes]
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     """Read and check every blob of every pack that a snapshot needs.
 
-    `checked`: paths of packs that were already read and are skipped; the packs read now are added.
+    `checked` holds paths of packs that were already read and are skipped. The packs that this call reads are added.
 
     Raises:
-        NotFoundError: there is no such epoch.
-        DamagedDataError: names the first damaged file.
+        NotFoundError: the epoch does not exist.
+        DamagedDataError: a file is damaged; the message names the first such file.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     check_places(store, manifest)
@@ -120,10 +123,10 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
 
 
 def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterator[tuple[PlacedBlob, Buffer]]:
-    """Yield blobs with their plain bytes, sorted by place and checked; adjacent ones are read with one call.
+    """Yield blobs with their plain bytes, sorted by place and checked. Adjacent blobs are read with one call.
 
     Raises:
-        DamagedDataError: names file, epoch and agent.
+        DamagedDataError: a blob is damaged; the message names file, epoch and agent.
     """
     disk, guard = store.disk, store.guard
     keyrings: dict[str, Keyring] = {}
@@ -182,7 +185,7 @@ def _read_run(
 
 
 def _runs(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
-    """Yield blobs in lists that one read can serve: adjacent in one pack."""
+    """Yield lists of blobs that are adjacent in one pack, so that one read serves each list."""
     run: list[PlacedBlob] = []
     for blob in sorted(blobs, key=place_of):
         if run:
@@ -204,11 +207,11 @@ def key_of(entry: BlobEntry) -> Key:
 
 
 COPY_WRITER = "copy"
-"""Writer of the packs of copies. Names of other writers end in the number of a host start, so none has this name."""
+"""Writer of the packs of copies. Names of other writers end in the number of a host start, so no other writer has this name."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by pack. A larger blob has
-its own pack."""
+"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and whole packs are deleted. A larger blob
+has its own pack."""
 
 NEIGHBOURS_MAX = 16
 """Number of the target's nearest epochs whose chunks are searched. A manifest may have megabytes, and farther epochs seldom hold
@@ -216,10 +219,10 @@ chunks that nearer ones lack."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a copy.
+    """Result of copying one snapshot.
 
     Attributes:
-        epoch, root: those of the snapshot, in both stores.
+        epoch, root: epoch and root of the snapshot, in both stores.
         is_new: the target did not have the snapshot before.
         written_bytes: length of the written packs.
         found_bytes: plain bytes that the target already had.
@@ -233,18 +236,18 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool = False) -> Copied:
-    """Copy a snapshot; when this returns it is published in `target`, and durable. Copying again succeeds.
+    """Copy a snapshot. When this returns, the snapshot is published in `target` and durable. Copying a snapshot again succeeds.
 
     Args:
-        source: may be in use by a fleet.
-        target: see the module's text for the caller's duties.
+        source: store with the snapshot; a fleet may be using it.
+        target: store that gets the copy; see the module docstring for the caller's duties.
         epoch: epoch of `source`.
-        is_home: the caller knows that a fleet writes to `target`, even if it has not written anything yet.
+        is_fleet_store: the caller knows that a fleet writes to `target`, even if it has not written anything yet.
 
     Raises:
         NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
-        DamagedDataError: some bytes in `source` differ from those written, or the copy of an earlier try was damaged.
-        UsageError: `target` cannot accept the snapshot: it is a fleet's own store, or its digests differ.
+        DamagedDataError: some bytes in `source` differ from those written, or an earlier attempt left a damaged copy.
+        UsageError: `target` cannot accept the snapshot: the target is a fleet's own store, or its digests differ.
         StoreError: `target` has another snapshot under this number, or a disk failed.
     """
     root = source.read_ref(epoch)
@@ -268,7 +271,7 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool
 
 
 def is_encrypted(store: Store) -> bool:
-    """Return whether the store's blobs are encrypted, and so its digests keyed."""
+    """Return whether the store's blobs are encrypted, so that its digests are keyed."""
     return store.guard is not None and store.guard.encrypts
 
 
@@ -283,7 +286,7 @@ def _root_in(store: Store, epoch: int) -> str | None:
 
 
 def _check_digests(source: Store, target: Store) -> None:
-    """Refuse a target with other chunk digests. The check writes at most the target's digest key."""
+    """Refuse a target whose chunk digests differ. The check writes at most the target's digest key."""
     if is_encrypted(source) == is_encrypted(target) and (
         not is_encrypted(source) or source.digest(b"snapline") == target.digest(b"snapline")
     ):
@@ -317,7 +320,7 @@ def _has_writers(store: Store) -> bool:
 
 @contextlib.contextmanager
 def _reporting_deletion(source: Store, epoch: int) -> Iterator[None]:
-    """Report data that is missing because the epoch was deleted meanwhile as not found, not as damage."""
+    """Report data that is missing because the epoch was deleted meanwhile as NotFoundError, not as damage."""
     try:
         yield
     except DamagedDataError as error:
@@ -351,7 +354,7 @@ class _Copy:
         self._digests = digests_of(manifest)
 
     def run(self) -> Copied:
-        """Write packs and manifest, durable when this returns."""
+        """Write packs and manifest. Both are durable when this returns."""
         if not self._is_written():
             wanted = self._wanted()
             self._find(wanted)
@@ -377,7 +380,7 @@ class _Copy:
     # Finding blobs in the target.
 
     def _is_written(self) -> bool:
-        """Return whether an earlier try wrote the manifest. A manifest without its packs is removed: no ref names it."""
+        """Return whether an earlier attempt wrote the manifest. A manifest without its packs is removed, because no ref names it."""
         disk = self._target.disk
         generations = list_generations(disk).get(self._root, [])
         if not generations:
@@ -465,7 +468,7 @@ class _Copy:
             )
         try:
             self._target.write_manifest(manifest)
-        except StoreError:  # Another process may have written a manifest with its own packs, which is as good.
+        except StoreError:  # Another process may have written a manifest with its own packs, which serves as well.
             if not self._is_written():
                 raise
         failpoint("store.copy.manifest")
@@ -497,7 +500,7 @@ class _Copy:
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
     def _check_shared_packs(self) -> None:
-        """Check, after the manifest is durable, that the packs it shares with other epochs still exist. See the module's text."""
+        """Check, after the manifest is durable, that the packs which it shares with other epochs still exist. See the module docstring."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._shared_packs[path] for path in used if path in self._shared_packs]:
@@ -515,7 +518,7 @@ class _Copy:
 
 
 def pack_groups(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
-    """Yield blobs in lists, one per pack."""
+    """Yield lists of blobs; each list fills one pack."""
     group: list[PlacedBlob] = []
     size_bytes = 0
     for blob in blobs:
@@ -533,12 +536,12 @@ HELD = "pinned or tagged"
 
 
 class MoveResult(msgspec.Struct, frozen=True):
-    """Result for one snapshot.
+    """Result of moving one snapshot.
 
     Attributes:
         copied: result of the copy.
-        is_removed: the snapshot is now only in the second store.
-        kept_because: why the snapshot was not removed on request; otherwise empty.
+        is_removed: the snapshot was removed from the first store and is only in the second.
+        kept_because: reason why the snapshot was not removed on request; empty if it was.
     """
 
     copied: Copied
@@ -556,12 +559,12 @@ def all_but_newest(store: Store, count: int) -> list[int]:
 def move_epochs(
     source: Store, target: Store, epochs: Iterable[int], *, holds: Holds | None = None, is_fleet_store: bool = False
 ) -> Iterator[MoveResult]:
-    """Copy snapshots to `target` and verify the copies; yield each when it is done.
+    """Copy snapshots to `target` and verify the copies. Yield the result for each snapshot when it is done.
 
     Args:
-        source, target, is_home: see `copy_epoch`.
+        source, target, is_fleet_store: see `copy_epoch`.
         epochs: epochs of `source`.
-        holds: pins and tags of `source`; copied epochs are removed there. None removes nothing.
+        holds: pins and tags of `source`. Copied epochs are removed from `source`. With None, nothing is removed.
 
     Raises:
         DamagedDataError: bytes of a snapshot or its copy differ from those written. The snapshot was not removed.
@@ -587,7 +590,7 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveR
 
 
 def check_distinct_stores(source: Store, target: Store) -> None:
-    """Raise UsageError if both are one store: removing a snapshot after the copy would lose it."""
+    """Raise UsageError if both are the same store: removing a snapshot after the copy would lose it."""
     if _are_one(source, target):
         raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
 
