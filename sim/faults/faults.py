@@ -1,5 +1,4 @@
-"""Execution of a scenario's faults: each fault begins and ends on the executor's clock, and finally everything is
-healed.
+"""Execution of a scenario's faults: each fault begins and ends on the executor's clock, and finally everything is healed.
 
 Theory of operation
 -------------------
@@ -76,8 +75,7 @@ class Conditions:
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """Hosts in `absent_hosts` join later and count as down until `relieve` is called, so that no restart starts
-        them earlier."""
+        """Hosts in `absent_hosts` join later and count as down until `relieve` is called, so that no restart starts them earlier."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -105,8 +103,7 @@ class Conditions:
         return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Take nodes down as `worsen_for` does; `how` is the way in which they go down, and all return in the same
-        way."""
+        """Take nodes down as `worsen_for` does; `how` is the way in which they go down, and all return in the same way."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -164,8 +161,7 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set or clear a disk mode. A node keeps the mode while another part sets it for that node or for all nodes
-        ("")."""
+        """Set or clear a disk mode. A node keeps the mode while another part sets it for that node or for all nodes ("")."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):
@@ -195,8 +191,7 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
-    """Return the pairs that a partition shape cuts, in both directions, for nodes in this order; none if there are too
-    few nodes."""
+    """Return the pairs that a partition shape cuts, in both directions, for nodes in this order; none if there are too few nodes."""
     count = len(order)
     match shape:
         case "one":
@@ -217,8 +212,7 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return one direction of each pair that is cut in both directions: the first one listed, or the other one if `way`
-    is 1."""
+    """Return one direction of each pair that is cut in both directions: the first one listed, or the other one if `way` is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -239,8 +233,7 @@ def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
 
 
 FLIP_TRIES = 10
-"""Number of attempts to flip a bit during one fault: a second epoch completes within a tenth of the fault's time, or
-never."""
+"""Number of attempts to flip a bit during one fault: a second epoch completes within a tenth of the fault's time, or never."""
 
 _BIT_PICKS = 1 << 30
 """A number above the number of bits of any file; the executor reduces draws modulo the file's number of bits."""
@@ -394,8 +387,7 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Cut nodes off during the first half of the fault, and reconnect them during the second half in another
-        order."""
+        """Cut nodes off during the first half of the fault, and reconnect them during the second half in another order."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -625,8 +617,7 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
-    """Return the coordinators that never restart; "" stands for an arbitrary one, since any coordinator may reach a
-    failpoint."""
+    """Return the coordinators that never restart; "" stands for an arbitrary one, since any coordinator may reach a failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]

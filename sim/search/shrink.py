@@ -114,8 +114,7 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Return a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that
-    works.
+    """Return a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that works.
 
     Args:
         value: a value that is known to work.
@@ -277,8 +276,7 @@ class Size(msgspec.Struct, frozen=True, order=True):
 
 
 class ShrinkStep(msgspec.Struct, frozen=True):
-    """One kept simplification: its description, the size of the remaining state, and the number of runs tried so
-    far."""
+    """One kept simplification: its description, the size of the remaining state, and the number of runs tried so far."""
 
     text: str
     size: Size
@@ -286,8 +284,7 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """Smallest failing state found, with the `result` of the verification run and the `record` of the choices of that
-    run."""
+    """Smallest failing state found, with the `result` of the verification run and the `record` of the choices of that run."""
 
     scenario: Scenario
     seed: int
@@ -468,8 +465,7 @@ class Shrinker:
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """Try a candidate with fresh choices in these streams and benign choices in the others; its size must not
-        grow."""
+        """Try a candidate with fresh choices in these streams and benign choices in the others; its size must not grow."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
@@ -525,8 +521,7 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, all choices except those of one stream, or all choices at another message
-        speed."""
+        """Try making all choices benign, all choices except those of one stream, or all choices at another message speed."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -624,8 +619,7 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """Try smaller values: `least`, then `least` +1, +2, +4 …, then bisect below the first value that keeps the
-        bug."""
+        """Try smaller values: `least`, then `least` +1, +2, +4 …, then bisect below the first value that keeps the bug."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
@@ -654,8 +648,7 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try setting choices to 0: all at once, by stream, then by delta debugging. Then try lowering the rest to
-        1."""
+        """Try setting choices to 0: all at once, by stream, then by delta debugging. Then try lowering the rest to 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return

@@ -190,8 +190,7 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver a request as soon as the host is reachable; a paused process also counts, since its socket accepts
-        the request."""
+        """Deliver a request as soon as the host is reachable; a paused process also counts, since its socket accepts the request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -301,8 +300,7 @@ REQUEST_MAX, OPEN_MAX = 4, 12
 """Maximum number of inputs sent at once, and of open inputs of a program that does not wait for outcomes."""
 
 HASTY_ONE_IN = 3
-"""One program in this number continues without waiting for outcomes; the others wait until all their inputs have
-ended."""
+"""One program in this number continues without waiting for outcomes; the others wait until all their inputs have ended."""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
@@ -342,8 +340,7 @@ class Clients:
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def without_progress(self, since_ns: int) -> list[str]:
-        """Return descriptions of the clients that wait for a running agent and have made no progress since that
-        time."""
+        """Return descriptions of the clients that wait for a running agent and have made no progress since that time."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
@@ -404,8 +401,7 @@ class SimClient:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program abandons an input; the program never abandons a user's input, on which the user
-        may rely."""
+        """Return whether the program abandons an input; the program never abandons a user's input, on which the user may rely."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
