@@ -2,8 +2,23 @@
 
 Theory of operation
 -------------------
-Interval I(i,x) is what agent i does from its checkpoint x to its checkpoint x+1; the last interval is live. For recovery lines, useless
-and obso there is exactly one (G5), and the following algorithms must agree on it:
+Interval I(i,x) is what agent i does from its checkpoint x to its checkpoint x+1; the last interval is live. For
+recovery lines, useless and obsolete checkpoints only the interval of a send or receive matters, not its place in it. So
+a trace of a million events becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the
+order in which their checkpoints were taken; agents and messages by their order in the trace. An execution is built in one
+pass.
+
+A cut is written as a *line*: by agent, the number of its first interval outside the cut. The number x means that the
+agent returns to checkpoint x; one more than the last checkpoint means that the agent keeps its live state. Lines are
+compared entry by entry; the consistent lines are closed under entrywise minimum and maximum (protocols.md, section 6).
+
+Recovery lines
+--------------
+Two independent algorithms find the recovery line, and a third computes the domino effect round by round. Some agents
+fail and return to their last checkpoint; the others keep their live states. While an agent has received a message that no
+agent has sent (an orphan), this agent must return to an earlier checkpoint. The line is the result: the greatest
+consistent cut below the start. Consistent cuts are closed under entrywise maximum, so there is exactly one (G5), and the
+following algorithms must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
   undoes the agent's next one and every interval that received from it. Undone is all that can be reached from the live
