@@ -131,7 +131,7 @@ class Fleet:
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
         self.compensation_modules = _modules_of(compensation_modules)
-        self.classes: dict[str, type[Agent]] = {}  # cache of classes that were found, by kind; even a large fleet has few kinds
+        self.classes: dict[str, type[Agent]] = {}  # cache of classes, by kind; even a large fleet has few kinds
         self._check()
 
     def _check(self) -> None:
@@ -255,7 +255,7 @@ class Fleet:
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
         function = getattr(source, "func", source)
-        named = function if hasattr(function, "__qualname__") else type(function)  # a repr would contain a memory address
+        named = function if hasattr(function, "__qualname__") else type(function)  # a repr would have a memory address
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:

@@ -75,7 +75,7 @@ class ChannelEnds:
         self._durable = durable
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear all channels, since a recovery plan ends the history of every agent here."""
         self.ending.clear()
         self.locating.clear()
         self.held.clear()

@@ -213,5 +213,5 @@ def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
     except SnaplineError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the frame of the predicate itself, below the frame of this function
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's frame, after this one
         return False, f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"

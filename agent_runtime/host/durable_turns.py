@@ -105,7 +105,7 @@ class DurableTurns:
         """Handle a turn that waits for an effect; the segment's outputs are emitted first."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
-        agent.current = SEGMENT  # The agent counts as busy: the checkpoint that an intent requests must contain the whole segment.
+        agent.current = SEGMENT  # Busy, so that the checkpoint for the intent contains the whole segment.
         settled = self._effects.intended(agent, turn.waits, intent)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))

@@ -152,7 +152,7 @@ class Effects:
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        if self.are_held and not effects.is_called:  # a marked effect must be called, since it would otherwise count as called
+        if self.are_held and not effects.is_called:  # a marked effect would count as called
             effects.is_ready = True
             return
         effects.is_ready, effects.is_called = False, True

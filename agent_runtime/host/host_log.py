@@ -115,7 +115,7 @@ class OwnLog:
         self.is_sealed = False
 
     def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
-        """Connect the parts above."""
+        """Connect this part to the parts above it."""
         self._inputs, self._steps = inputs, steps
 
     @property

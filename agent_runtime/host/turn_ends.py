@@ -115,7 +115,7 @@ class TurnEnds:
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
         if intent is not None:
-            agent.current = entry  # the agent counts as busy: a checkpoint for its outputs must contain its intent as well
+            agent.current = entry  # busy, so that a checkpoint for outputs contains the intent too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
         if intent is not None:

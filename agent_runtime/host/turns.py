@@ -298,7 +298,7 @@ def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, 
     if handler is None:
         if name == LATE_REPLY:
             return _DROPPED, None, b""
-        if name == UNDO_NAME and turn.sender == turn.agent:  # otherwise a sender could choose which functions are called
+        if name == UNDO_NAME and turn.sender == turn.agent:  # otherwise a sender could choose functions
             return _UNDOING, read_undo(body), b""
         call, payload = read_call(turn.payload)
         name, body = split_message(payload)

@@ -9,7 +9,7 @@ Around a message's turn (protocols.md, section 4): before the turn the protocol'
 message's piggyback. Between turns the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative
 checkpoint. The mark of a message is its piggyback.
 
-*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts and nothing leaves an outbox.
+*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts and no message leaves an outbox.
 Each agent that has changed since its last checkpoint takes one as soon as its turn ends. If a turn runs for more than a second, or an image
 cannot be taken, the agent counts as failed.
 
@@ -393,7 +393,7 @@ class LoggedMode:
         """Let the rule process the message again, since sends and checkpoints may happen before the retry."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
-            self._saving.moved(agent)  # a message left the outbox during the turn; the end of the turn would not record this
+            self._saving.moved(agent)  # a message left the outbox during the turn, which is not recorded elsewhere
 
     def awaited(self, agent: LocalAgent) -> None:
         """Let the agent take a checkpoint as soon as possible, since something waits for it."""

@@ -83,7 +83,7 @@ class HoldReasons:
 
 
 class Saving:
-    """See the module."""
+    """Part of the logged mode; see the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons) -> None:
         self._shared = parts.shared
@@ -95,7 +95,7 @@ class Saving:
         """Agents that have missed a basic checkpoint since the store became busy."""
 
     def reset(self) -> None:
-        """A plan ends the history of every agent here."""
+        """Clear all deferrals, since a recovery plan ends the history of every agent here."""
         self._looks = []
         self.put_off = {}
 
@@ -235,7 +235,7 @@ SAVE_NS = 100_000_000
 
 
 class AgentPause:
-    """See the module."""
+    """Part of the logged mode; see the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, *, is_autonomous: bool) -> None:
         self._shared = parts.shared
