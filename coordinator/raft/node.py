@@ -94,8 +94,8 @@ HINT_PERIODS = 1.5
 """Periods of AppendEntries for which a follower repeats the position of a contradiction: one period, plus delay."""
 
 TERM_JUMP_MAX = 2**24
-"""Largest accepted distance of a term above ours. Terms are durable, so one false message could use up all terms. An isolated candidate
-needs 290 days to raise its term by this distance. A restored cluster begins below two million."""
+"""Largest accepted distance of a received term above this replica's term. Terms are durable, so one false message could use up all terms.
+An isolated candidate needs 290 days to raise its term by this distance. A restored cluster begins below two million."""
 
 FORCED_DUMP_S = 10.0
 """Shortest time, in seconds, between two dumps forced by the journal's size; unapplied entries cannot be trimmed."""
@@ -152,7 +152,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._hint: tuple[int, float] | None = None
         """(lowest index at which this follower's log contradicted its leader's, time)."""
         self._voters: tuple[int, frozenset[str]] = (0, frozenset())
-        """(term, ids of the replicas that voted for this replica in that term)."""
+        """Votes received: (term, ids of the replicas that voted for this replica in that term)."""
         self._forced_dump_at = 0.0
         self._is_gathering = False
         """True while entries are being created that will be sent in one message."""

@@ -152,10 +152,11 @@ OUTBOX_BYTES_MAX = 64 * 1024 * 1024
 log."""
 
 CONNECT_S_MAX = 2.0
-"""Time limit for a connection, and for the first batch on it: the longest election time-out."""
+"""Time limit, in seconds, for a connection and for the first batch on it: the longest election time-out."""
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
-"""Time between dials: at most half the shortest election time-out, so that a returning replica is connected before it starts an election."""
+"""Seconds between dials: at most half the shortest election time-out, so that a returning replica is connected before it starts an
+election."""
 
 LOGGED_REFUSALS_MAX = 100
 """Number of refusal reasons remembered, so that each is logged once and not at every dial."""
@@ -164,10 +165,10 @@ ADDRESS_MAX = 300
 """Largest length of a peer's address in a message."""
 
 TRANSPORT_CHECK_S = 0.5
-"""Interval of checks whether a replica that has never answered uses TLS where we use plaintext, or vice versa."""
+"""Seconds between checks whether a replica that has never answered differs from this replica in its use of TLS."""
 
 RENEWAL_CHECK_S = 1.0
-"""Interval at which a stream checks whether its certificate was replaced."""
+"""Seconds between a stream's checks whether its certificate was replaced."""
 
 _ACCEPTED = ("snapline-raft", "accepted")
 _Context = grpc.aio.ServicerContext[bytes, bytes]

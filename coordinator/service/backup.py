@@ -31,15 +31,16 @@ in no manifest and no name of a host log, which begin with start 1.
 *The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator
 has run on it. Its first plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
 
-So a replica that never had a log (the store has no mark of it) makes one before it takes part. Its state follows from record and
-manifest alone, as after a restore from a backup, so all replicas make the same log at any time. The fleet is not defined in
-it yet: the first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it becomes a
-learner, as in any fleet.
+So a replica that never had a log (the store has no mark of it) creates a log before it takes part. The log's state follows from record and
+manifest alone, as after a restore from a backup, so all replicas make the same log at any time. The fleet is not defined in it yet: the
+first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it becomes a learner, as
+in any fleet.
 
-The log is made in a scratch folder and moved, the journal last, because the journal marks a valid log. After a crash it is made again.
+The log is made in a scratch folder and then moved, the journal last, because the journal marks a valid log. After a crash the log is made
+again.
 
-A replica that starts for the first time after the snapshot was deleted makes nothing: by then a majority has a log, and the replica
-receives theirs.
+A replica that starts for the first time after the snapshot was deleted makes no log: by then a majority has a log, which the replica
+receives.
 """
 
 import functools

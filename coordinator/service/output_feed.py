@@ -71,7 +71,7 @@ class OutputFeed:
         """Epochs released while they are being listed."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
-        """Number of calls that wait now, and that have ever waited."""
+        """Number of calls that wait now, and number of calls that have ever waited."""
         self._watched: LeaderRunner | None = None
         """LeaderRunner whose hosts were notified that a reader follows the outputs."""
         store.watch_outputs(self._on_released)

@@ -61,7 +61,7 @@ class Restoring:
         """Return what a restore would undo.
 
         Raises:
-            NotFoundError: no such snapshot.
+            NotFoundError: the snapshot does not exist.
             UsageError: the fleet cannot return to the snapshot.
             StoreError: the snapshot cannot be read.
         """

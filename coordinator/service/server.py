@@ -373,7 +373,7 @@ class _Process:
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
-        """Return the ids for log lines."""
+        """Return the ids that log lines of this process carry."""
         state = self._machine.state
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
@@ -420,7 +420,7 @@ class _Process:
             await asyncio.sleep(LOST_LOG_CHECK_S)
 
     async def _watch_refusals(self) -> None:
-        """End the process when all other replicas refuse it, or use TLS where it does not, or vice versa."""
+        """End the process when all other replicas refuse it, or differ from it in their use of TLS."""
         others, held_s = len(self._members) - 1, 0.0
         while others:
             refusals = self._replica.streams.refusals.final()

@@ -2,7 +2,7 @@
 
 One ledger serves one plan. The ledger begins with the *base*, the newest complete epoch, and adds later checkpoints that hosts report.
 Base 0 is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the
-line; the ledger keeps the files: which pack holds which checkpoint, and which packs no line can need any more.
+line; the ledger keeps the files: which pack holds which checkpoint, and which packs no recovery line can need any more.
 
 `FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may hold an agent's checkpoint with any number. So the history
 calls that checkpoint number 1, after the implicit 0; `_shift` converts ledger numbers to history numbers.
