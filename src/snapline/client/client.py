@@ -535,7 +535,7 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
-        except Exception as error:  # This is a bug in snapline: no caller may wait forever because of it.
+        except Exception as error:  # This is a bug in snapline: no caller may wait forever.
             fail_all([*[each.ending for each in self._sends.waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:

@@ -95,7 +95,7 @@ class AnswerHeard(Event, frozen=True, gc=False):
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """A request ended without an answer. `is_unsent`: the host has certainly accepted no input of it. `is_final`: every attempt would
+    """A request ended without an answer. `is_unsent`: the host has certainly accepted none of its inputs. `is_final`: every attempt would
     fail."""
 
     request: int

@@ -320,7 +320,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of one epoch, or of a part of it. The notice of reverted outputs comes first."""
+    """Outputs of one epoch, or of a part of the epoch. The notice of reverted outputs comes first."""
 
     epoch: int
     undone: UndoneOutputs | None

@@ -87,7 +87,7 @@ class _Node(dict[type, _Rule | None]):
     def __init__(self, declared: Any) -> None:
         super().__init__()
         self.declared = declared
-        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; a function returns `_REFUSED` if inapplicable
+        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; `_REFUSED` if inapplicable
 
     def __missing__(self, kind: type) -> _Rule | None:
         rule: _Rule | None = _REFUSED

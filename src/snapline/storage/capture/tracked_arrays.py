@@ -489,7 +489,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
     The array is an ordinary writable `numpy.ndarray`, in C order, and needs no marks (`mark_dirty` on it does nothing). Keep it
     whole in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot
     track writes (Linux before 6.7, no permission) and below 1 MiB captures copy it whole. Tracking ends for an array that
-    is mostly rewritten between captures. Copies of it (`array.copy()`, `array + 1`) are not tracked: write in place.
+    is mostly rewritten between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked: write in place.
 
     Raises:
         UsageError: the shape or dtype is invalid, or NumPy is not installed.
@@ -603,7 +603,7 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
     The first mark is a promise: after the next capture, writes without a mark are not captured, and lost in a recovery.
     So mark every write before the turn ends; `checking(True)` finds forgotten marks in tests. Marks may cover more than the
     changes. A new array object in the state starts again, without a promise. Marks only help for an array that is whole and in C
-    order; marks through views of it count. Arrays of `tracked_array` need no marks and ignore them.
+    order; marks through views of the array count. Arrays of `tracked_array` need no marks and ignore them.
 
     Args:
         array: an array in the state, or a view of one.

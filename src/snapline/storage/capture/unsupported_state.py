@@ -3,7 +3,7 @@
 Two functions walk over the objects of a state, neither in a regular pause:
 
 - `check`, once for each agent at its first capture, finds values that would be saved without an error and restored as something
-  else (G3): a mutable object reached by two paths (it would become two), and arrays that share memory.
+  else (G3). Such values are a mutable object reached by two paths (it would become two), and arrays that share memory.
 - `explain`, after a failed capture, finds the refused value and recommends a change.
 
 `check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's

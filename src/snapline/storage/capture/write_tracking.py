@@ -130,8 +130,8 @@ class WriteTracker:
     """Reports the written pages of one mapping.
 
     Args:
-        address: start of the mapping: page aligned, from `map_memory`.
-        size_bytes: length in whole pages.
+        address: page-aligned start of the mapping, which `map_memory` made.
+        size_bytes: length of the mapping in bytes; a multiple of the page size.
 
     The caller keeps the mapping alive until `close`, or drops tracker and mapping together, because unmapping also unregisters.
     """

@@ -92,7 +92,7 @@ class Keys:
     """Keys that one process has for a store.
 
     Attributes:
-        wrapping: key-encryption keys: the first wraps new keys, and all unwrap keys; empty if nothing is encrypted.
+        wrapping: key-encryption keys, of which the first wraps new keys, and all unwrap keys; empty if nothing is encrypted.
         signing: key that signs refs; None if this process cannot sign.
         verifying: a ref must be signed by one of these, or by `signing`; with neither, signatures are not required.
     """

@@ -80,7 +80,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
             likewise.
         durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.
-        ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint on their own. Omitted likewise.
+        ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint independently. Omitted likewise.
         next_ordinal: first index above all those ever used by an agent of the fleet. Files omit 0.
         validity: what was proven when the epoch was committed. Later findings are not recorded in the manifest.
     """

@@ -24,7 +24,7 @@ Callers' duties:
 All calls block, and may come from any thread. A failed call has changed nothing that other processes see, except that an unreferenced file
 may remain. Calls may be repeated; a repeated `write_pack` writes another pack.
 
-The store carries G4 (atomic epochs: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
+The store carries G4 (packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
 read is first compared with a digest).
 
 `Holds` provides the pins and tags of a store, and guarded deletion: the functions of `pins.py` with the store's own disk and randomness.

@@ -282,7 +282,7 @@ class _Verifier:
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
             plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
             if entry.kind == KIND_CHECKPOINT:
-                with contextlib.suppress(StoreError):  # A later version of snapline wrote the file, so it is not damaged.
+                with contextlib.suppress(StoreError):  # A later snapline wrote the file: no damage.
                     self._digests.setdefault(path, {})[entry.name] = list(decode_checkpoint(plain).digests())
 
     def _check_probe(self, path: str) -> None:
