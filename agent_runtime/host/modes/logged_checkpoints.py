@@ -83,7 +83,7 @@ class HoldReasons:
 
 
 class Saving:
-    """Part of the logged mode; see the module docstring."""
+    """Decides when agents of a logged fleet take checkpoints, and takes them."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons) -> None:
         self._shared = parts.shared
@@ -235,7 +235,7 @@ SAVE_NS = 100_000_000
 
 
 class AgentPause:
-    """Part of the logged mode; see the module docstring."""
+    """Pauses the agents while the backlog is full, and lets them continue afterwards."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, *, is_autonomous: bool) -> None:
         self._shared = parts.shared
