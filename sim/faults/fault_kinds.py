@@ -188,9 +188,9 @@ class SwizzleFault(LastingFault, frozen=True, kw_only=True):
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""Moments of a node: an agent takes a turn ("working"), an agent records channel states ("recording"), a host applies a recovery plan, the
-coordinator has sent something to one host and perhaps not yet to the next, the coordinator learns the outcome of a proposal, or a host has
-received a message from the coordinator."""
+"""Moments of a node, in the order of the values. "working": an agent takes a turn. "recording": an agent records channel states.
+"recovering": a host applies a recovery plan. "telling": the coordinator has sent something to one host and perhaps not yet to the next.
+"deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator."""
 
 MOMENTS = {
     "working": WHEN_WORKING,

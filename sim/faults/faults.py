@@ -103,7 +103,7 @@ class Conditions:
         return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Take nodes down as `worsen_for` does; `how` is the way in which they go down, and all return in the same way."""
+        """Take a node down by calling `how`, for `down_ns` (None means forever); return the time at which that ends, 0 if it never ends."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())

@@ -26,11 +26,11 @@ store. So the plan starts from the greatest line over durable checkpoints *and l
 that froze in time to the candidates that the coordinator knew. The coordinator's actual knowledge does not show whether it waited for
 these states, so the oracle uses the knowledge that the coordinator could have had.
 
-A host *froze in time* if it had been asked when the plan was proposed, if it answered within the time limit, and if the stream of
-the request was still open when the plan was committed. A correct coordinator has received such an answer before its proposal. A
-host of the plan that has not answered on such a stream also counts until its time limit, since the coordinator had to wait for
-it. A host that is late or had no stream does not count. A host that answers after the proposal of a plan without that host does
-not count either, since the coordinator does not wait for an evicted host.
+A host *froze in time* if three conditions hold. The host had been asked when the plan was proposed, it answered within the time limit,
+and the stream of the request was still open when the plan was committed. A correct coordinator has received such an answer before its
+proposal. A host of the plan that has not answered on such a stream also counts until its time limit, since the coordinator had to wait
+for it. A host that is late or had no stream does not count. A host that answers after the proposal of a plan without that host does not
+count either, since the coordinator does not wait for an evicted host.
 
 The ground truth provides the frozen places at the moment of the freeze (or of the plan, if the host has not frozen yet). A place has
 the turns and departed messages of each agent that was not in a turn and whose state could be saved. The greatest consistent line of

@@ -11,9 +11,9 @@ host may be late. So the deadline is the latest of three times (the wait's own e
 fault), plus some tolerance. The oracle does not judge runs with wrong wall clocks.
 
 *Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored once
-in response. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers
-a request of that incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the
-plan of the first one and no operator has restored the fleet since.
+in response. The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent
+answers a request of that incarnation. A second rollback from the same place for the same reason is left to operators. This holds as long
+as the log keeps the plan of the first rollback and no operator has restored the fleet since.
 
 *Effects.* No crash makes a fleet call an effect again after its turn has used the outcome, or under its old key after the effect was
 undone. The oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one

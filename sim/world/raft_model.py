@@ -121,8 +121,8 @@ class SimReplica:
         log, length: the durable log is `log[:length]`.
         appends: appends in flight to the replica, in order, all of one leader term.
         leading: leader term that the replica believes it leads.
-        heard_from: leader term whose leader the replica hears.
-        heard_ns: time when the replica last heard a leader, or voted.
+        heard_from: leader term of the leader from which the replica hears.
+        heard_ns: time when the replica last heard from a leader, or voted.
         majority_ns: time when the replica, as leader, last reached a majority.
         reported_standing: standing (term, leader, whether the replica leads) that was reported last.
         attempt, timeout_ns, is_disrupting: draws for the current attempt at an election.
