@@ -1,4 +1,6 @@
-"""Arm failpoints in real processes through files in a folder that the whole fleet shares. The files hold armed points, pass counts, and nodes hit.
+"""Arm failpoints in real processes through files in a folder that the whole fleet shares.
+
+The files hold armed points, pass counts, and nodes hit.
 
 Passing a failpoint costs one `stat` of the file `armed`. Passes of an armed point are counted under a lock, over all processes.
 """

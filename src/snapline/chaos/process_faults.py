@@ -204,7 +204,10 @@ class RemoteFaults:
         arguments: Mapping[str, str],
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Create the driver. `plan`: plan of the place; the scenario replaces its fleet, under a new name. `folder`: folder for all files."""
+        """Create the driver.
+
+        `plan`: plan of the place; the scenario replaces its fleet, under a new name. `folder`: folder for all files.
+        """
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
         self.status: FleetStatus | None = None

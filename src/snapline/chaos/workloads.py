@@ -16,7 +16,9 @@ FLEET = f"{__name__}:fleet"
 
 
 def fleet(scenario: str, stop: str) -> Fleet:
-    """Return the fleet. `scenario`: path of the scenario, as drawn. Once the file `stop` exists, the fleet ends when its work is done; a fleet
+    """Return the fleet.
+
+    `scenario`: path of the scenario, as drawn. Once the file `stop` exists, the fleet ends when its work is done; a fleet
     with its own predicate ends by that."""
     return workload_of(Path(scenario), Path(stop)).fleet
 

@@ -347,7 +347,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         forks: ForkServer | None = None,
     ) -> Self:
-        """Start `command` (first item: absolute path of the program) with `environment` added to ours, through the fork server `forks` if possible.
+        """Start `command` (first item: absolute path of the program) with `environment` added to ours; use the fork server `forks` if possible.
 
         The caller must run in the event loop that will wait for the child.
         """

@@ -1,4 +1,6 @@
-"""Send a launcher's requests to one launch agent. This module has the messages, one connection, and a client that reconnects as often as necessary.
+"""Send a launcher's requests to one launch agent.
+
+This module has the messages, one connection, and a client that reconnects as often as necessary.
 
 Each message is one line of JSON. The launch agent's first line is a greeting. A login shell may print anything before it, so the launcher skips
 lines that are no greeting. A connection runs over the standard streams of a program such as `ssh`.

@@ -38,7 +38,9 @@ from snapline.errors import ExternalFailureError
 
 
 class PrivateFiles:
-    """Certificates and keys for processes started here. The files are in memory, readable only by this process's user, and disappear when it ends.
+    """Certificates and keys for processes started here.
+
+    The files are in memory, readable only by this process's user, and disappear when it ends.
 
     The files are in no file system on disk, so they do not stay behind when a node is killed.
     """

@@ -89,8 +89,8 @@ SHUTDOWN_S = 10.0
 """Time limit for hosts to end by themselves once the coordinator reports that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting lets a
-process end cleanly."""
+"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting
+lets a process end cleanly."""
 
 LAST_SNAPSHOT_S = 20.0
 """Time limit for a last snapshot when users take a fleet down. It takes tens of milliseconds, plus the time for running effects to end."""

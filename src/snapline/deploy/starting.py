@@ -46,7 +46,10 @@ def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def begin(environment: Mapping[str, str]) -> StartedForkServer:
-    """Start a fork server with this environment. It ties its own life to this process, because `parent_watch.py` would start Python twice."""
+    """Start a fork server with this environment.
+
+    It ties its own life to this process, because `parent_watch.py` would start Python twice.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(

@@ -267,7 +267,10 @@ def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]
 
 
 def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Return the indices of the last step and of the steps in its past, which its clock would count. One pass, without clocks for each step."""
+    """Return the indices of the last step and of the steps in its past, which its clock would count.
+
+    One pass, without clocks for each step.
+    """
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
     causes: list[list[int]] = []

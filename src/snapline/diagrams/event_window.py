@@ -139,7 +139,10 @@ class EventLog:
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """Return the window with its edges moved by these numbers of events of its rows. It stays within the known events and keeps at least one."""
+        """Return the window with its edges moved by these numbers of events of its rows.
+
+        It stays within the known events and keeps at least one.
+        """
         positions = self._positions(window.rows, window.lanes)
 
         def walked(edge: int, count: int) -> int:

@@ -140,7 +140,10 @@ MARGIN = 40
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Layout of a scene. `tracks`: packed, one row each. `notes`: omissions. `step`: width of a unit. `top`, `bottom`, `spacing`: of the lanes."""
+    """Layout of a scene.
+
+    `tracks`: packed, one row each. `notes`: omissions. `step`: width of a unit. `top`, `bottom`, `spacing`: of the lanes.
+    """
 
     first: Place
     left: int

@@ -210,7 +210,10 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Serves requests with one client. `token`: required token, or ""; `openapi`: the document; `served`: handlers to serve besides public ones."""
+    """Serves requests with one client.
+
+    `token`: required token, or ""; `openapi`: the document; `served`: handlers to serve besides public ones.
+    """
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
         self._client = client
@@ -327,7 +330,10 @@ class _Reader:
         self.coming = asyncio.ensure_future(anext(found, None))
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events. The cursor is the id, so a browser that reconnects continues after it. The next output is requested on demand."""
+        """Yield server-sent events.
+
+        The cursor is the id, so a browser that reconnects continues after it. The next output is requested on demand.
+        """
         try:
             while True:
                 done, _ = await asyncio.wait([self.coming], timeout=KEEP_ALIVE_S)

@@ -182,7 +182,10 @@ def verified_names(shown: bytes, authority: bytes) -> list[str]:
 def _check_signed(
     one: x509.Certificate, between: list[x509.Certificate], roots: list[x509.Certificate], now: datetime.datetime
 ) -> None:
-    """Check that a chain leads from the certificate to a root; ValueError if none does. Terminates: each intermediate certificate is used once."""
+    """Check that a chain leads from the certificate to a root; ValueError if none does.
+
+    Terminates: each intermediate certificate is used once.
+    """
     if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
         raise ValueError("it has expired, or is not valid yet")
     if any(_has_signed(root, one) for root in roots):

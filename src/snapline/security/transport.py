@@ -401,7 +401,10 @@ def _check(files: _Files, pems: _Pems) -> None:
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:
-    """Return a certificate's validity, in seconds since 1970. `ssl` offers that only for peers' certificates, so this uses its internals."""
+    """Return a certificate's validity, in seconds since 1970.
+
+    `ssl` offers that only for peers' certificates, so this uses its internals.
+    """
     import ssl
 
     with _in_memory(certificate) as path:
@@ -545,7 +548,7 @@ def trust_advice(why: str) -> str:
 
 
 async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
-    """Make one handshake, up to the first byte that a server sends to a trusted client; return why one side rejected the other, if it did."""
+    """Make one handshake, up to the first byte that a server sends to a trusted client; return the reason of a rejection, or None."""
     import ssl
 
     host, _, port = address.rpartition(":")

@@ -211,7 +211,10 @@ def _drop_tracebacks(error: BaseException | None) -> None:
 
 
 class _Exposition:
-    """Renders the values, and those of the process and of Python, as text. Created once, when the port opens: its library takes 0.1 s to import."""
+    """Renders the values, and those of the process and of Python, as text.
+
+    Created once, when the port opens: its library takes 0.1 s to import.
+    """
 
     def __init__(self, families: Iterable[Family]) -> None:
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector

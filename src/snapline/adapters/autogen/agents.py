@@ -45,8 +45,8 @@ PROGRAM = "@program"
 """Value used instead of a turn's name if the program itself, in which the handler runs, receives the answer."""
 
 CHECK_PERIOD_S, CHECK_PERIOD_S_MAX = 1.0, 60.0
-"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own, and the largest such time.
-The time is doubled after each check."""
+"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own, and the largest
+such time. The time is doubled after each check."""
 
 
 log = logging.getLogger(__name__)

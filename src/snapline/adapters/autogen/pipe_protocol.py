@@ -1,4 +1,6 @@
-"""Encode frames and ids for the pipe between a host and AutoGen's process. Both sides import this module, so it uses only the standard library.
+"""Encode frames and ids for the pipe between a host and AutoGen's process.
+
+Both sides import this module, so it uses only the standard library.
 
 A frame is a length followed by JSON.
 

@@ -50,8 +50,8 @@ FINISHED_IDS_PER_REQUEST_MAX = 64
 """Largest number of ids of finished calls that one request carries, about 20 bytes each."""
 
 FINISHED_IDS_KEPT = 8192
-"""Number of ids of finished calls that are remembered, so that a late attempt of such a call, from an abandoned connection, runs no handler. Such
-an attempt is late only by data that this process has not yet read, so by milliseconds. Attempts of older plans are rejected anyway, so cuts
+"""Number of ids of finished calls that are remembered, so that a late attempt of such a call, from an abandoned connection, runs no handler.
+Such an attempt is late only by data that this process has not yet read, so by milliseconds. Attempts of older plans are rejected anyway, so cuts
 do not contain these ids."""
 
 ABORTED, FAILED_PRECONDITION = 10, 9
@@ -271,7 +271,9 @@ class CallLedger:
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
-        """Declare that the handler changes the service's state in this piece and continues, so it is not rerun. `answer`: answer after a recovery.
+        """Declare that the handler changes the service's state in this piece and continues, so it is not rerun.
+
+        `answer`: answer after a recovery.
 
         Raises:
             DivergedCallError: the handler was rerun, and has made fewer calls than before.

@@ -341,7 +341,9 @@ class Member:
         return task
 
     def changed(self, response: Any = None) -> None:
-        """Declare that the calling handler must not be rerun. Call this in the piece that changes the service's state, if more calls follow.
+        """Declare that the calling handler must not be rerun.
+
+        Call this in the piece that changes the service's state, if more calls follow.
 
         After a recovery, the handler's later calls are repeated unchanged. `response`: response that the caller gets after a recovery;
         without it the caller gets an error with code ABORTED.

@@ -249,7 +249,10 @@ class MemberThreads:
             self._asked.discard(answer)
 
     def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
-        """Let the loop serve a request, and run the returned work in this unregistered thread. Raises the errors of `serve`, or HistoryOverError."""
+        """Let the loop serve a request, and run the returned work in this unregistered thread.
+
+        Raises the errors of `serve`, or HistoryOverError.
+        """
 
         def begin() -> None:
             if self.is_ending:

@@ -568,7 +568,9 @@ class ThreadedMember:
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
-        """Take part in the fleet until it ends, SIGTERM arrives (in the main thread), or another process replaces this one. Return an exit code.
+        """Take part in the fleet until it ends, SIGTERM arrives (in the main thread), or another process replaces this one.
+
+        Return an exit code.
 
         Raises:
             UsageError: the fleet refuses this process permanently, or the port is taken.

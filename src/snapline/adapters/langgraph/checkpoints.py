@@ -437,7 +437,10 @@ def newest(
     channels: Channels,
     keep_last: int,
 ) -> set[str]:
-    """Return the checkpoints that remain when `added` is saved: the newest, and those they are built from. `added` may be older than all of them."""
+    """Return the checkpoints that remain when `added` is saved: the newest, and those they are built from.
+
+    `added` may be older than all of them.
+    """
     names = objects.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])
     if added not in kept or not metadata.get(DELTA_COUNTERS):

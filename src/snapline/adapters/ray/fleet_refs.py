@@ -83,7 +83,9 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
 class FleetRef(NotCapturable):
-    """Reference to the result of a call. The method that made the call, or one of its tasks, can await the reference once. If it is dropped, the member takes the answer.
+    """Reference to the result of a call.
+
+    The method that made the call, or one of its tasks, can await the reference once. If it is dropped, the member takes the answer.
 
     Attributes:
         error: reason why the call was not made.
@@ -241,7 +243,9 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """Wait in `ray.get` on behalf of the method in the thread. The method counts as computing again in the step that takes the last answer.
+        """Wait in `ray.get` on behalf of the method in the thread.
+
+        The method counts as computing again in the step that takes the last answer.
 
         Raises:
             Exception: the error raised by the called method; Ray's GetTimeoutError.

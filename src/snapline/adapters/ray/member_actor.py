@@ -400,7 +400,9 @@ def here() -> MemberActor | None:
 
 
 def changed(value: object = None) -> None:
-    """Declare that the calling async method must not be rerun after a recovery. Call this atomically with the change of state, before further calls.
+    """Declare that the calling async method must not be rerun after a recovery.
+
+    Call this atomically with the change of state, before further calls.
 
     `value`: result that the caller of the method gets after a recovery.
 

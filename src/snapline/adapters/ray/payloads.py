@@ -1,4 +1,6 @@
-"""Encode arguments, answers and states of actors. Values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
+"""Encode arguments, answers and states of actors.
+
+Values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
 
 Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
 the current actor of that name. In JSON a handle is {"ray actor": name}.
@@ -76,7 +78,9 @@ class NotCapturable:
 
 
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
-    """Encode a value. `is_compared`: equal values should give equal bytes in every process. Pickles fulfil this only in part, because shared strings
+    """Encode a value.
+
+    `is_compared`: equal values should give equal bytes in every process. Pickles fulfil this only in part, because shared strings
     and the order of sets depend on the process.
 
     Raises:

@@ -60,7 +60,7 @@ PartPlace = tuple[str, int]
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Instructions of the coordinating rank to one rank: agent id, epoch number, and the epoch whose chunks the rank may reuse (0: none)."""
+    """Instructions of the coordinating rank to one rank: agent id, epoch, and the epoch whose chunks the rank may reuse (0: none)."""
 
     agent: str
     epoch: int

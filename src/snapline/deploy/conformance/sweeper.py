@@ -1,7 +1,7 @@
 """Remove the processes and files of a Ray test cluster once the process that started the cluster has ended, in any way.
 
-Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. At the end of the pipe, the sweeper kills all processes whose command
-line contains FOLDER or that have a file in FOLDER open, and deletes FOLDER. A killed test cannot do this itself, and Ray's processes
+Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. At the end of the pipe, the sweeper kills all processes whose
+command line contains FOLDER or that have a file in FOLDER open, and deletes FOLDER. A killed test cannot do this itself, and Ray's processes
 outlive the process that started them.
 """
 

@@ -1,4 +1,6 @@
-"""Run turns of the program's agents for a host. A turn takes a state and a message, and gives the messages sent, the answer and the new state.
+"""Run turns of the program's agents for a host.
+
+A turn takes a state and a message, and gives the messages sent, the answer and the new state.
 
 The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for the agent's next turn if that
 turn begins with the state with which the last turn ended in this process. Otherwise the factory creates a new object, which loads the
