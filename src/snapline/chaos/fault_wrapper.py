@@ -1,7 +1,7 @@
-"""A host or a coordinator that can be made to fail: `python -m snapline.chaos.fault_wrapper FOLDER NODE host run …`.
+"""Run a host or a coordinator into which faults can be injected: `python -m snapline.chaos.fault_wrapper FOLDER NODE host run …`.
 
-It runs snapline's own command line. Before that, it installs a hook for failpoints, and wraps methods so that the simulator's points exist
-here, too. The product does not depend on it.
+The wrapper runs snapline's own command line. Before that, it installs a hook for failpoints, and wraps methods so that the simulator's
+failpoints exist in real processes, too. The product does not depend on the wrapper.
 """
 
 import errno
@@ -142,7 +142,10 @@ class FaultTarget:
 
 
 def _was_directive_written(outbox: Any) -> bool:
-    """Return whether a directive was already written to one host, so that others may not have theirs; record that one is written now."""
+    """Return whether a directive was already written to one host, so that other hosts may not have theirs yet.
+
+    Record that a directive is written now.
+    """
     was_directive_written = getattr(outbox, "was_directive_written", False)
     outbox.was_directive_written = True
     return was_directive_written

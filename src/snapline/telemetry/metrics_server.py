@@ -3,8 +3,8 @@
 `--metrics` opens it, under the same rules as `--listen`: without certificates it listens on this machine only, unless the user gives
 `--insecure`. With certificates a caller needs a role that may call `Status` (`rpc_authorization.py`).
 
-The values are read on request, on the process's own event loop, so nothing changes them meanwhile, and they cost nothing otherwise.
-The server implements a minimum of HTTP: one request for each connection, a head of some kilobytes, no body.
+The server reads the values on request, on the process's own event loop, so the values do not change meanwhile. Without requests metrics
+cost nothing. The server implements a minimum of HTTP: one request for each connection, a head of some kilobytes, no body.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ class MetricsPlace(NamedTuple):
     """Location of a process's metrics.
 
     Attributes:
-        address: "host:port"; "": metrics are not served.
-        file: file for Prometheus' `file_sd_configs` with this one target, written when the address is known; None: not written.
+        address: "host:port"; "" if metrics are not served.
+        file: file for Prometheus' `file_sd_configs` with this one target, written when the address is known; None if no file is written.
     """
 
     address: str = ""
@@ -93,7 +93,7 @@ class MetricsServer:
         read: Callable[[], Awaitable[Readings]],
         security: Security,
     ) -> None:
-        """`role`, `name`: identity of this process. `read`: returns its current values; may raise SnaplineError."""
+        """Create the server. `role`, `name`: identity of this process. `read` returns the current values, and may raise SnaplineError."""
         self._read = read
         self._security = security
         self._exposition = _Exposition((PROCESS_INFO, *families))
@@ -128,7 +128,7 @@ class MetricsServer:
     # ---- one connection -----------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; a wrong, slow or silent client harms only itself."""
+        """Serve one connection. A faulty, slow or silent client affects only its own connection."""
         transport = cast("asyncio.Transport", writer.transport)  # the transport of a socket
         transport.pause_reading()  # data received before the handshake begins would be lost
         self._open.append(transport)
@@ -172,7 +172,7 @@ class MetricsServer:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Return why the caller may not read the metrics; "": it may."""
+        """Return why the caller may not read the metrics; "" if it may."""
         if not self._security.is_tls:
             return ""
         shown = writer.get_extra_info("ssl_object").getpeercert() or {}
@@ -204,7 +204,10 @@ class MetricsServer:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Free the 256 KiB that a failed handshake holds: its errors and frames form a reference cycle, and the garbage collector runs seldom."""
+    """Free the 256 KiB that a failed handshake retains.
+
+    Its errors and frames form a reference cycle, and the garbage collector runs rarely.
+    """
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
@@ -228,7 +231,7 @@ class _Exposition:
         GCCollector(registry=self._registry)
 
     def write(self, readings: Readings, accepted: str) -> tuple[str, bytes]:
-        """Content type and text, in the format that the header `Accept` asks for."""
+        """Return content type and text, in the format that the header `Accept` requests."""
         from prometheus_client.exposition import choose_encoder
 
         encode, kind = choose_encoder(accepted)
@@ -236,7 +239,7 @@ class _Exposition:
         return kind, encode(self._registry)
 
     def collect(self) -> "Iterable[Metric]":
-        """Asked by the library."""
+        """Yield the metrics; called by the library."""
         unknown = set(self._readings) - {family.name for family in self._families}
         assert not unknown, f"figures without a family: {', '.join(sorted(unknown))}"
         return [
@@ -298,7 +301,7 @@ async def open_metrics_server(
 
 
 def _write_target_file(file: Path, address: str, name: str) -> None:
-    """Write the file of targets atomically."""
+    """Write the target file for Prometheus atomically."""
     scratch = file.with_name(f"{file.name}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""LangGraph on snapline: `SnaplineSaver` saves the checkpoints of graphs, `SnaplineGraphAgent` makes graphs agents of a fleet (docs/langgraph.md)."""
+"""Run LangGraph on snapline (docs/langgraph.md).
+
+`SnaplineSaver` saves the checkpoints of graphs. `SnaplineGraphAgent` runs graphs as agents of a fleet."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Sharded checkpoints of torch jobs on snapline's store: `SnaplineWriter` and `SnaplineReader` for torch.distributed.checkpoint (docs/torch.md)."""
+"""Save and load sharded checkpoints of torch jobs in snapline's store (docs/torch.md).
+
+`SnaplineWriter` and `SnaplineReader` implement the storage interfaces of torch.distributed.checkpoint."""
 
 try:
     import torch.distributed.checkpoint  # noqa: F401  looked for, not used

@@ -1,4 +1,4 @@
-"""Real raylets on this machine, and the bench that tests the Ray launcher on them. Only tests and benchmarks need it.
+"""Start real raylets on this machine, and define the bench that tests the Ray launcher on them. Only tests and benchmarks need this module.
 
 `ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All listen on 127.0.0.1,
 so nothing is reachable from outside. Ray allows this only when it assumes a machine without a network.
@@ -42,7 +42,7 @@ _SWEEPER = Path(__file__).with_name("sweeper.py")
 
 
 class Raylets:
-    """A head and some nodes; each node takes one host."""
+    """A Ray cluster with a head and some nodes. Each node takes one host."""
 
     def __init__(self, nodes: int, config: Mapping[str, int]) -> None:
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(config)}  # Ray writes into it

@@ -1,7 +1,7 @@
-"""A Slurm cluster of our own on this machine, and the bench that tests the Slurm launcher on it. Only tests need it.
+"""Start a separate Slurm cluster on this machine, and define the bench that tests the Slurm launcher on it. Only tests need this module.
 
-It runs real munged, slurmctld and one slurmd for each node on loopback, with all their files in one folder. Jobs take whole nodes, so that
-hosts and coordinators run on different nodes.
+The cluster runs real munged, slurmctld and one slurmd for each node on loopback, with all their files in one folder. Jobs take whole nodes,
+so that hosts and coordinators run on different nodes.
 """
 
 import contextlib

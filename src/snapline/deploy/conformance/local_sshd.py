@@ -1,6 +1,6 @@
-"""An sshd of our own on this machine, and the bench that tests the ssh launcher on it. Only tests need it.
+"""Start a separate sshd on this machine, and define the bench that tests the ssh launcher on it. Only tests need this module.
 
-It listens on a loopback port and has its own keys. It is reached under several names; to the launcher each name is a machine.
+The sshd listens on a loopback port and has its own keys. It is reachable under several names, each of which is a machine for the launcher.
 """
 
 import contextlib

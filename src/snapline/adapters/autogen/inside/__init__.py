@@ -1,1 +1,3 @@
-"""Code that runs in AutoGen's environment: it may import only the standard library, autogen-core, this folder, `names.py` and `frames.py`."""
+"""Code that runs in AutoGen's environment.
+
+This package may import only the standard library, autogen-core, its own modules, and `pipe_protocol.py`."""

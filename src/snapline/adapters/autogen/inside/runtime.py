@@ -1,13 +1,14 @@
-"""`SnaplineRuntime`: AutoGen's runtime whose agents are agents of a fleet.
+"""Implement AutoGen's runtime interface with agents of a fleet (`SnaplineRuntime`).
 
 A program registers its agents and subscriptions as with AutoGen's own runtime:
 
     async def register(runtime: AgentRuntime) -> None:
         await Teller.register(runtime, "teller", lambda: Teller(100))
 
-Messages that an agent sends in a turn belong to the turn (`live_turn.py`). If hosts start the processes that run the program (`serve_program`), the
-runtime has no further task: the process runs turns for the host that started it, and ends with the host. If a program uses it in place of
-`SingleThreadedAgentRuntime`, the runtime has a fleet of its own (`home.py`), which receives the messages sent outside of turns.
+Messages that an agent sends in a turn belong to the turn (`live_turn.py`). The runtime is used in two ways. A host can start a process that
+runs the program (`serve_program`). Such a process runs turns for the host that started it, and ends with the host. Or a program can use the
+runtime in place of `SingleThreadedAgentRuntime`. Then the runtime has a fleet of its own (`home.py`), which receives the messages sent
+outside of turns.
 """
 
 import asyncio
@@ -75,7 +76,10 @@ class SnaplineRuntime(AgentRuntime):
         self._is_started = False
 
     def serve_host(self) -> TurnRunner:
-        """Prepare a process that was started by a host: it has no fleet of its own, and other processes run other agents' turns."""
+        """Prepare a process that a host has started.
+
+        Such a process has no fleet of its own, and other processes run the turns of other agents.
+        """
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner
 
@@ -83,7 +87,7 @@ class SnaplineRuntime(AgentRuntime):
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Number of turns waiting for `start` or `process_next`."""
+        """Return the number of turns that wait for `start` or `process_next`."""
         return self._home().gate.waiting
 
     def start(self) -> None:
@@ -94,7 +98,7 @@ class SnaplineRuntime(AgentRuntime):
         self._home().gate.open()
 
     async def process_next(self) -> None:
-        """Let the next turn begin; wait for one if necessary."""
+        """Let the next turn begin; wait for a turn if necessary."""
         self._raise_unhandled()
         await self._home().up()
         begun = self.runner.begun
@@ -106,14 +110,17 @@ class SnaplineRuntime(AgentRuntime):
     _process_next = process_next
 
     async def stop(self) -> None:
-        """Stop the fleet's processes with a snapshot. It contains the messages in transit, which are handled after the next `start`."""
+        """Stop the fleet's processes with a snapshot.
+
+        The snapshot contains the messages in transit, which are handled after the next `start`.
+        """
         self._check_started()
         self._is_started = False
         self._home().gate.close()
         await self._home().down()
 
     async def stop_when_idle(self) -> None:
-        """Stop when no work is pending any more."""
+        """Stop as soon as no work is pending."""
         self._check_started()
         await self._home().idle()
         await self.stop()
@@ -295,7 +302,7 @@ class SnaplineRuntime(AgentRuntime):
         return {"snapline": saved["snapshot"], "agents": saved["states"]}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the fleet with the saved one. Its messages in transit are handled when this runtime is started."""
+        """Replace the fleet with the saved one. The saved messages in transit are handled when this runtime is started."""
         await self._home().load(state["snapline"])
         for agent, saved in state["agents"].items():
             if self.registry.knows(AgentId.from_str(agent)):
