@@ -84,7 +84,8 @@ from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000
-"""Distance of new plan, epoch and host start numbers above all numbers seen. More numbers are never used between two backups."""
+"""Distance of new plan, epoch and host start numbers above all numbers seen. The distance exceeds the numbers used between two backups, and
+new numbers are still readable."""
 
 ORDINALS_STEP = 4096
 """Distance of new ordinals above all ordinals seen. The distance is small because vectors are as long as the largest ordinal, at most

@@ -22,8 +22,7 @@ from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096
-"""Number of packs whose sizes are kept, for the few open epochs; the oldest packs are dropped first. The limit is needed because hosts
-repeat unanswered reports."""
+"""Number of packs whose sizes are kept, for the few open epochs; the oldest packs are dropped first. Hosts repeat unanswered reports."""
 
 NS = 1e9
 

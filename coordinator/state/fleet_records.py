@@ -163,7 +163,7 @@ class HostRecord(msgspec.Struct):
         instance: name of the current run, which the host process chose.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby although it is reachable; "": the host is not on standby for a reason. Cleared
+        spare: why the host is on standby although it is reachable; "": the host is not kept on standby. Cleared
             when a plan uses the host.
         is_drained: an operator drains the host; the mark survives restarts of the host.
         died: number of the last run whose process is known to have died during turns.

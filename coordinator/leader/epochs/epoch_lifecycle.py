@@ -77,7 +77,7 @@ class Triggers:
         self._is_held = False
         self._is_wanted = False
         self._waits: dict[str, tuple[int, int]] = {}
-        """Host → (time of its first unanswered request for an epoch, time of its last request)."""
+        """Host → (time since which it wants an epoch, time of its last request)."""
         self._end_ns: int | None = None
         """Time since which the fleet's end waits for an epoch; None: the end does not wait."""
         self._early_ns = 0

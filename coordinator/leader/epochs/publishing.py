@@ -300,7 +300,7 @@ class Releases:
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
         """Notify hosts when the first consumer begins to follow outputs, or the last one leaves.
 
-        Hosts request epochs only for consumers.
+        While consumers follow outputs, hosts request epochs.
         """
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
