@@ -454,7 +454,7 @@ class StoreObserver:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """Return the checkpoint in the form of its captured image: with its whole state, and its journal in the turn."""
+        """Return the checkpoint in the form of its captured image, with the whole state, and with the journal as part of the turn."""
         parts = self._reader.part_reader(manifest)
         if checkpoint.journal_part is not None:
             checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
@@ -467,7 +467,7 @@ class StoreObserver:
 
 
 def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
-    """Yield equal checkpoints in less memory: agents of one class share the description of their state."""
+    """Yield equal checkpoints that need less memory, because agents of one class share the description of their state."""
     known: dict[str, AgentCheckpoint] = {}
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)
@@ -483,22 +483,22 @@ def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheck
             yield checkpoint
 
 
-# -- coordinator's log ----------------------------------------------------------------------------------------------------
+# -- the coordinator's log ------------------------------------------------------------------------------------------------
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
 """Operations that end open epochs; their result lists these epochs."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
-"""Function that returns the hosts that froze in time for the plan of a request."""
+"""Function that returns the hosts that froze in time for the plan that a request commits."""
 
 
 class LogObserver:
-    """Observer of the log.
+    """Observer of the coordinator's log.
 
     Attributes:
-        completed_ns: epoch → time of its completion.
+        completed_ns: time at which each epoch was completed.
         on_running: functions to call when the fleet begins to work.
-        is_ended: a leader has reported that the fleet's run is over.
+        is_ended: whether a leader has reported that the run of the fleet has ended.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreObserver, frozen: Freezing) -> None:
@@ -515,7 +515,7 @@ class LogObserver:
         self._requests: dict[tuple[str, int], None] = {}
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
-        """Record that the fleet runs; under a later plan than the first if a host died before it had applied the first."""
+        """Record that the fleet runs. If a host died before it applied the first plan, the fleet first runs under a later plan."""
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()
@@ -525,7 +525,7 @@ class LogObserver:
             self._lost_ns = 0
 
     def is_over(self) -> bool:
-        """Return whether the fleet's hosts are no longer needed."""
+        """Return whether the hosts of the fleet are no longer needed."""
         return self.is_ended or bool(self._log.canonical.image.outcome)
 
     def on_proposed(self, node: str, entry: bytes) -> int:
@@ -536,11 +536,11 @@ class LogObserver:
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
-        """Report the outcome of a proposal that its leader has learned."""
+        """Report the outcome of a proposal, as its leader has learned it."""
         self._shared.judge.on_outcome(self._shared.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:
-        """Record a replica's changed knowledge of the leader."""
+        """Record that a replica has learned of another leader or term."""
         shared = self._shared
         shared.journal.add(
             (shared.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader))
@@ -550,7 +550,7 @@ class LogObserver:
             shared.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
 
     def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
-        """Report a committed and applied entry."""
+        """Report a log entry that has been committed and applied."""
         operation = decode_operation(entry)
         now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         kind = operation.kind
@@ -611,7 +611,7 @@ class LogObserver:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
-        """Return whether every byte of the epoch is as written, including its ref and the tables of its packs."""
+        """Return whether every byte of the epoch is as it was written, including the epoch's ref and the tables of its packs."""
         if self._store.is_flipped(epoch):
             return False
         checkpoints, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
@@ -642,7 +642,7 @@ class LogObserver:
 
 
 class WorldObserver:
-    """Parts of the observer. `on_restore_answered`, `on_moves_answered`: functions that receive the answers to operators."""
+    """Observer of the whole world. `on_restore_answered` and `on_moves_answered` receive the answers to operators."""
 
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]
@@ -652,5 +652,5 @@ class WorldObserver:
         self.host_logs = HostLogOracle(shared, log, self.store.flipped)
         self.log = LogObserver(shared, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
-        """Host → last run killed by a message, and the marks that this run leaves."""
+        """For each host the last run that a message killed, and the marks that this run leaves."""
         self.questions = SnapshotRequests(shared, log, self.log.completed_ns)
