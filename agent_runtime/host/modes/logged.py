@@ -378,7 +378,7 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Count the turn. If its message came over a channel, `consuming` has already processed the message."""
+        """Count the turn. If its message came over a channel, `consumed` has already recorded the message."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:
@@ -396,7 +396,7 @@ class LoggedMode:
             self._saving.moved(agent)  # a message left the outbox during the turn, which is not recorded elsewhere
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Let the agent take a checkpoint as soon as possible, since something waits for it."""
+        """Let the agent take a checkpoint as soon as possible, since a client waits for an epoch with its work."""
         if agent.logged.has_moved or agent.current is not None:
             agent.logged.clock.asked()
             self._saving.moved(agent)
