@@ -9,11 +9,11 @@ same names as the simulator's oracles with the same check:
 
 | guarantee | oracle | condition for each complete epoch |
 | --- | --- | --- |
-| G1 | `orphan` | it has no received message whose send is not in it |
-| G2 | `channel-state` | of each channel exactly the numbers received + 1 … sent are in transit, in order |
+| G1 | `orphan` | the epoch contains no received message whose send is not in the epoch |
+| G2 | `channel-state` | for each channel exactly the messages received + 1 … sent are in transit, in order |
 | G3 | `workload` | the workload's sums, or the user's invariant, hold; at the end all work is done once |
-| G4 | `outcome` | its root never changes, and the newest epoch never goes back |
-| G4 | `durable` | it is readable, unless a fault has damaged it |
+| G4 | `outcome` | the epoch's root never changes, and the newest epoch's number never decreases |
+| G4 | `durable` | the epoch is readable, unless a fault has damaged it |
 """
 
 import asyncio

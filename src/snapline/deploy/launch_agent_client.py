@@ -57,9 +57,9 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
         name, address: name and address of a coordinator that needs a port there.
         spec: the process to start.
         handle: the process that the command is for.
-        files: certificates and keys: file name → content.
+        files: file name → content, for certificates and keys.
         shutdown: command that runs before the process is ended because the place's time is up.
-        grace_s: for `stop`: time between SIGTERM and SIGKILL.
+        grace_s: time between SIGTERM and SIGKILL (`stop` only).
     """
 
     holder: str

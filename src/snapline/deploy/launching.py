@@ -167,7 +167,7 @@ class SnaplineCommands:
             fleet: `MODULE:FLEET`.
             hosts: number of hosts.
             arguments: arguments for a FLEET that is a function.
-            on_failure: "move" or "restart": what happens to a lost host's agents.
+            on_failure: treatment of a lost host's agents, "move" or "restart".
             trace_every: trace every N-th message of each channel; 0: no trace.
             store: URL or path; empty: a folder in `data_dir`.
             listen: address where hosts listen.

@@ -186,7 +186,7 @@ class LocalFleet(LaunchedFleet):
             hosts: number of host processes, named `h1` to `hN`.
             coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
             arguments: arguments for a FLEET that is a function.
-            on_failure: "restart" or "move": what happens to a dead host's agents.
+            on_failure: treatment of a dead host's agents, "restart" or "move".
             trace_every: every N-th message of each channel is written to `DIR/traces`; 0: no trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
             metrics: address with port 0 where each process serves metrics; `DIR/metrics` holds the real ones. Empty: none.

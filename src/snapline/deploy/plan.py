@@ -28,7 +28,7 @@ class FleetPlan(msgspec.Struct, frozen=True):
         data_dir: a path on every node for logs and the coordinators' files; it need not be shared.
         hosts, coordinators: numbers of processes.
         store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
-        node: on Ray: resources that each host reserves on its node.
+        node: resources that each host reserves on its node (Ray only).
         on_failure: whether a lost host's agents move at once, or wait a while for the host; the host is restarted in both cases.
         is_insecure: whether the user allows plaintext between nodes.
         domain: trust domain of the certificates.

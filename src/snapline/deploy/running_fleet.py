@@ -122,7 +122,7 @@ class LaunchedFleet:
             commands: builds the processes' command lines.
             hosts: number of host processes, named `h1` to `hN`.
             coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
-            on_failure: "restart" or "move": what happens to a dead host's agents.
+            on_failure: treatment of a dead host's agents, "restart" or "move".
             connect: makes a client for the coordinator's comma-separated addresses; default: `CoordinatorClient`.
             on_note: receives a sentence whenever the fleet's processes change.
             on_status: receives every status read from the coordinator.

@@ -64,7 +64,7 @@ class Element(msgspec.Struct, frozen=True):
     Attributes:
         job: job id; before the element starts perhaps the id of the array.
         array, index: permanent id of the element.
-        stem: prefix of the process's name: `h` of h1, h2 …
+        stem: prefix of the process's name, such as `h` of h1, h2 …
         state: Slurm's state, such as `RUNNING`.
         node: node on which the element runs.
         restarts: number of times that the element was requeued.
@@ -329,7 +329,7 @@ class SlurmLauncher:
             data_dir: a path that all nodes share for logs and the coordinators' files.
             python: the nodes' Python interpreter with snapline.
             code: folder on the nodes with the fleet's module; empty: the current one.
-            options: options of `sbatch` for all jobs: partition, time, account …
+            options: options of `sbatch` for all jobs, such as partition, time, account.
             notice_s: how long before the time limit hosts are warned.
             trust: `--tls-…` or `--insecure`, for the command that requests the last snapshot.
             slurm: adapter of the cluster; default: a new one.

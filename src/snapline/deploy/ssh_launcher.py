@@ -59,7 +59,7 @@ class SshLauncher:
 
         Args:
             name: name of the fleet.
-            machines: destinations for `ssh`: `user@host`, `ssh://user@host:port`, or a name from its configuration.
+            machines: destinations for `ssh`, each `user@host`, `ssh://user@host:port`, or a name from the ssh configuration.
             data_dir: a path on every machine for logs and the coordinators' files; it need not be shared.
             ssh: the ssh program, with options if necessary.
             python: the machines' Python interpreter with snapline.
@@ -131,7 +131,7 @@ class SshLauncher:
         """Close; also end the processes that an earlier launcher left behind.
 
         Raises:
-            ExternalFailureError: some machines do not answer: the processes there keep running.
+            ExternalFailureError: some machines do not answer, so the processes on them keep running.
         """
         results = await asyncio.gather(*(post.close() for post in self._clients.values()), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]

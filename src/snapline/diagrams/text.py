@@ -80,7 +80,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
         trace: the execution.
         analysis: analysis of this trace.
         width: characters in a row, at least `WIDTH_MIN`.
-        agents_max: largest number of rows; agents that go back come first.
+        agents_max: largest number of rows; agents that are rolled back are preferred.
     """
     traced = AnalyzedTrace(trace, analysis)
     agents = _choose(traced, agents_max)

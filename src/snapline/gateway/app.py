@@ -212,7 +212,7 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 class Gateway:
     """Serves requests with one client.
 
-    `token`: required token, or ""; `openapi`: the document; `served`: handlers to serve besides public ones.
+    `token`: required token, or "". `openapi`: the OpenAPI document. `served`: handlers to serve in addition to public ones.
     """
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:

@@ -364,7 +364,7 @@ class RecoverableActor:
             await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
-        """Note that this method has waited in `ray.get`."""
+        """Record that this method has waited in `ray.get`."""
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

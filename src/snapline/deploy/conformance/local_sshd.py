@@ -36,7 +36,7 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: for `ssh -F`: MACHINES, `stranger` (its user key is not authorized) and `unknown` (its host key is unknown).
+        config: file for `ssh -F` with MACHINES, `stranger` (its user key is not authorized) and `unknown` (its host key is unknown).
         log: the server's log file.
     """
 

@@ -65,7 +65,7 @@ class SnaplineRuntime(AgentRuntime):
         """Create a runtime with AutoGen's parameters. Nothing is started before the first message, or `start`.
 
         Args:
-            tracer_provider: accepted but not used: hosts trace (docs/tracing.md).
+            tracer_provider: accepted but not used, since hosts export the traces (docs/tracing.md).
             hosts: number of processes of the program's fleet.
             python: Python interpreter of snapline's environment; "": the one in `SNAPLINE_PYTHON`.
         """
