@@ -7,8 +7,7 @@ by one, this module computes:
 
 - events undone by a recovery: all events of an agent after its checkpoint on the recovery's line;
 - the cuts: a cut names checkpoints by number. Numbers are used again after a recovery, so a number means the last checkpoint with that
-  number
-    when the cut is added;
+  number when the cut is added;
 - messages: each send has one arrow. After a recovery a message may be received again; then the arrow has two ends.
 
 An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. For a

@@ -258,8 +258,7 @@ class Member:
 
         Args:
             service: see `CutService`. An optional method `answered(call, answer)` gets the answers to calls that no caller awaits: calls of
-                `send`,
-                and calls repeated after a recovery. It runs in the piece in which the answers leave the cut.
+                `send`, and calls repeated after a recovery. It runs in the piece in which the answers leave the cut.
             agent: id of a `ServiceAgent` of the fleet, which is placed on the host of this process.
             fleet: definition of the fleet, the same in every process.
             coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.

@@ -6,8 +6,8 @@ A thread is *inside* from its beginning to its end, except while it waits in a c
 these waits, is one atomic piece. Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of
 requests. `step` runs a function in the loop while the thread remains inside. `wait` makes a call. From that step of the loop on the thread
 is outside; it is inside again from the step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken,
-if the gate reports that no thread is inside. `QuiescentService` makes the service look single-threaded to its member: the service is ready
-only while no thread is inside.
+if the gate reports that no thread is inside. `QuiescentService` makes the service look single-threaded to its member: each of its
+answers is valid while no thread is inside.
 
 When the fleet rolls back, a thread of the older history gets `HistoryOverError` at its next wait or request, like CancelledError in a
 coroutine. If the thread catches the error and continues for a while, the rollback waits until the thread has ended, but the loop does not
@@ -20,13 +20,11 @@ not split a piece. So they require that no thread is inside, although threads ma
 (Courtois, Heymans and Parnas 1971): threads are the readers, which run in parallel as usual, and cuts are the writers.
 
 - A request for a cut shuts the gate. Then no thread enters, and the cut is taken when the last thread inside has ended or waits. Threads
-  that
-    wait at the gate enter between two cuts.
+  that wait at the gate enter between two cuts.
 - Cuts alternate with threads. A thread inside may need a lock held by a thread at the gate, and would then never leave. Or a thread may
-  stay
-    inside for long, and all other threads would wait together with the cut. So the gate is shut for PATIENCE_NS, then open for the same
-    time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the
-    latest when the gate is shut for longer than a piece takes, and threads can run half of the time.
+  stay inside for long, and all other threads would wait together with the cut. So the gate is shut for PATIENCE_NS, then open for the same
+  time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has timed out. A cut is taken at the
+  latest when the gate is shut for longer than a piece takes, and threads can run half of the time.
 - A cut is wanted as long as it is requested. The end of a request is not reported: the gate assumes the end when it got no request for
   LAPSE_NS.
 - Threads cannot be killed. Threads from before a recovery may remain inside; the rollback is complete only when all of them have ended.

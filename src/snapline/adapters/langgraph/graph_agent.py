@@ -9,14 +9,12 @@ saves nothing: a plain turn is atomic, and a durable turn is rerun from its jour
 (`graph_turns.py`). LangGraph uses clocks and threads of its own, so this design requires three changes:
 
 1. Ids come from the turn. LangGraph derives the ids of checkpoints, and of messages without an id, from the clock and random numbers. So a
-   durable
-    turn that a recovery reruns would end in a different state. The agent's next turn would then begin with a different state and make its
-    calls again. A saver cannot choose the ids of checkpoints, since LangGraph derives the ids of tasks and interrupts from them before it
-    saves. So this module patches the two id sources once. Within a turn the patched sources use the turn's ids; outside of turns they work
-    as before.
+   durable turn that a recovery reruns would end in a different state. The agent's next turn would then begin with a different state and
+   make its calls again. A saver cannot choose the ids of checkpoints, since LangGraph derives the ids of tasks and interrupts from them
+   before it saves. So this module patches the two id sources once. Within a turn the patched sources use the turn's ids; outside of turns
+   they work as before.
 2. Nodes of one superstep run one after the other, in LangGraph's order. Plain nodes run in one thread (`_run_at_submit`), coroutines in the
-   run's
-    event loop.
+   run's event loop.
 3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
 """
 
