@@ -13,7 +13,7 @@ root and without support in the product. Peers that are not nodes (tools, the la
 
 Bytes on a blocked path wait until the path is open again, like TCP's retransmissions. No byte is lost, so a partition never corrupts a stream;
 the stream can only end by keepalive. A lost packet is also simulated as a delay: TCP's retransmission timeout, doubled each time.
-Difference from a real network: a connection to a partitioned node is accepted here, and stays silent (half open).
+One difference from a real network remains: a gate accepts a connection to a partitioned node, and the connection stays silent (half open).
 """
 
 import asyncio

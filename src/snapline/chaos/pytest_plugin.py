@@ -1,4 +1,4 @@
-"""The pytest plugin of the crash kit. pytest loads this module at every start, so it imports only pytest, and the rest on first use."""
+"""Provide the crash kit as a pytest plugin. pytest loads this module at every start, so the other modules are imported on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Kills a program at every write, and checks that it resumes correctly: `check(program)`. Skips the test if there is no C compiler."""
+    """Kill a program at every write, and check that the program resumes correctly: `check(program)`.
+
+    Without a C compiler the test is skipped.
+    """
     from snapline.chaos import preload
     from snapline.chaos.crash_kit import CrashKit
 

@@ -1,1 +1,1 @@
-"""Security: certificates, tokens, authorization of each RPC, TLS, and bounds on a caller's cost."""
+"""Security: certificates, tokens, authorization of each RPC, TLS, and limits on the resources that a caller can use."""

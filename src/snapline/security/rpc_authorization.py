@@ -14,8 +14,8 @@ Unread responses are bounded for each caller (`ResponseLimits`), since gRPC keep
 that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open.
 
 A user may send a token with a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
-requires a certificate from every client or from none. Then the token alone identifies the caller; an invalid token identifies nobody. Calls of
-operators and admins that change something are logged before they run (`People.record`).
+requires a certificate from every client or from none. Then only the token identifies the caller; an invalid token identifies nobody. Calls
+of operators and admins that change something are logged before they run (`People.record`).
 
 A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
 random tokens do not. A stolen digest does not reveal the token. On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside

@@ -1,7 +1,7 @@
 """Serve liveness and readiness of a process through gRPC's health service, also at a port that needs no certificate.
 
 Container supervisors check health without certificates, and fail in the TLS handshake. `--health` opens a port where
-only health is served: a caller can read two states and nothing else.
+only health is served. A caller can read two states and nothing else.
 
 Only `Check` is served there, which is answered at once. `Watch` would hold a slot for as long as its caller likes: 64 foreign calls would leave
 no slot for the probes of Kubernetes, which would then kill the process.

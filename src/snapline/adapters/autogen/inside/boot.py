@@ -1,6 +1,6 @@
-"""Start AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. Run by path, in an environment without snapline.
+"""Start AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. The host runs this file by path, in an environment without snapline.
 
-Only the parent packages of this module are registered, without running their `__init__`, which would import missing dependencies.
+The file registers only its parent packages, without running their `__init__` modules, which would import missing dependencies.
 """
 
 import sys
