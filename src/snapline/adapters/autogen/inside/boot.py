@@ -1,4 +1,4 @@
-"""Start AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. The host runs this file by path, in an environment without snapline.
+"""Start AutoGen's process: `python boot.py FOLDER_OF_SNAPLINE PROGRAM`. The host runs it by path in an environment without snapline.
 
 The file registers only its parent packages, without running their `__init__` modules, which would import missing dependencies.
 """
