@@ -38,7 +38,7 @@ NAMES = {
     "AuthenticationError",
     *("UnknownOutcomeError", "LogError", "TraceError"),
     *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "OutputsReverted", "Effect"),
-    *("LocatedAgent", "AgentState", "DeadLetterResult"),
+    *("FleetStatus", "LocatedAgent", "AgentState", "DeadLetterResult"),
     *("open_trace", "Trace", "DominoReport", "RecoveryLine"),
     *(
         "InputRefusedError",
