@@ -19,7 +19,7 @@ PEERS := ray==2.60.0 $(AUTOGEN) bytewax==0.21.1 dbos==3.4.0
 # What its own tests need, which run in its environment.
 AUTOGEN_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'pytest-mock>=3.14' opentelemetry-sdk
 # Tests that run beside each other, in so many processes.
-JOBS ?= 3
+JOBS ?= 4
 SEEDS  ?= 0:10000
 # Where this is set, as images of containers like to have it, each process of the fleets that tests start would compile snapline anew.
 unexport PYTHONDONTWRITEBYTECODE
