@@ -27,17 +27,8 @@ from snapline.messages.answers import ReadAuditReply, ReadTokensReply, RecordedC
 from snapline.messages.wire import writer_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import (
-    ALLOWED,
-    FAILED,
-    REFUSED,
-    RPC_RULES,
-    USER_ROLES,
-    Caller,
-    Context,
-    RpcGuard,
-    clipped,
-)
+from snapline.security.rpc_authorization import RPC_RULES, Caller, Context, RpcGuard
+from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES, clipped
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600

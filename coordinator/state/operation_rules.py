@@ -58,8 +58,8 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.host_messages import TurnDeath
-from snapline.security.rpc_authorization import ALLOWED, USER_ROLES
-from snapline.security.rpc_authorization import REFUSED as REFUSED_CALL
+from snapline.security.tokens import ALLOWED, USER_ROLES
+from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:

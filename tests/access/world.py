@@ -25,7 +25,7 @@ from snapline.protos.v1 import agents_pb2, inputs_pb2, raft_pb2
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security import certificates, rpc_authorization
 from snapline.security.certificates import Authority
-from snapline.security.rpc_authorization import digest_of, new_token
+from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import DEFAULT_DOMAIN, Security, server_name
 
 SERVERS = {"coordinator": "c1", "host": "h2"}

@@ -21,14 +21,8 @@ from snapline.messages.wire import decode_host_message
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security import rpc_authorization
 from snapline.security import rpc_authorization as under_way
-from snapline.security.rpc_authorization import (
-    FIRST_BYTES_MAX,
-    REQUEST_BYTES_MAX,
-    Caller,
-    RpcGuard,
-    digest_of,
-    new_token,
-)
+from snapline.security.rpc_authorization import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, RpcGuard
+from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import Identity, Security, server_name
 
 COORDINATOR = "/snapline.protos.v1.Coordinator"

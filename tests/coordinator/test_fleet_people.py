@@ -23,7 +23,8 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import CoordinatorUnavailableError, UsageError
-from snapline.security.rpc_authorization import Caller, digest_of
+from snapline.security.rpc_authorization import Caller
+from snapline.security.tokens import digest_of
 from snapline.security.transport import Identity, Security
 
 DIGEST = digest_of("the token of ada")

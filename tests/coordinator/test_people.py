@@ -13,7 +13,7 @@ from snapline.coordinator.state import operation_rules
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import UNCHANGED
 from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, TOKENS_MAX, bearer_of
-from snapline.security.rpc_authorization import (
+from snapline.security.tokens import (
     INVALID_TOKEN_DIGEST,
     SUBJECT_CHARACTERS_MAX,
     USER_ROLES,

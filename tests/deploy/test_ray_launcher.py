@@ -23,7 +23,7 @@ from snapline.deploy.conformance.launcher_checks import judge
 from snapline.deploy.conformance.local_ray import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.security.rpc_authorization import digest_of, new_token
+from snapline.security.tokens import digest_of, new_token
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

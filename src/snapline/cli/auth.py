@@ -40,7 +40,7 @@ def create(
 
     Put it into a file that only they can read; commands take it by --auth-token.
     """
-    from snapline.security.rpc_authorization import digest_of, new_token
+    from snapline.security.tokens import digest_of, new_token
     from snapline.storage.timestamps import instant
 
     check_id(name, "token")

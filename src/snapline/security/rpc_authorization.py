@@ -17,20 +17,15 @@ A user may send a token with a certificate of the role `bearer`, which has no ri
 requires a certificate from every client or from none. Then only the token identifies the caller; an invalid token identifies nobody. Calls
 of operators and admins that change something are logged before they run (`People.record`).
 
-A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
-random tokens do not. A stolen digest does not reveal the token. On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside
-TLS: gRPC refuses to send it otherwise.
-
 Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +34,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from snapline.errors import ProtocolError, SnaplineError, UsageError
+from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES, clipped, token_digest_in
 from snapline.security.transport import Identity, Security
 from snapline.telemetry.log_lines import LogScope
 
@@ -99,61 +95,8 @@ class CallUnderWay:
             self._limits._change(self._caller, calls=-1, size=-self._size)
 
 
-USER_ROLES = ("viewer", "operator", "admin")
-"""Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
-
-ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
-"""Outcomes of a call: allowed; refused; allowed but failed."""
-
-SUBJECT_CHARACTERS_MAX = 300
-"""Largest length of a call's subject in the audit log; longer texts are cut."""
-
-TOKEN_BYTES = 32
-
-PREFIX = "snapline_"
-"""Prefix by which people and secret scanners recognise a token."""
-
-METADATA_KEY, SCHEME = "authorization", "Bearer "
-
-TOKEN_CHARACTERS_MAX = 200
-"""Largest length of a token; longer ones are invalid, and are not hashed."""
-
-INVALID_TOKEN_DIGEST = b"-"
-"""Digest of a credential that cannot be a token. No real digest is this short."""
-
-
-def new_token() -> str:
-    """Return a new, unique token."""
-    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-
-
-def digest_of(token: str) -> bytes:
-    """Return the digest that the fleet keeps of a token."""
-    return hashlib.sha256(token.encode(errors="replace")).digest()
-
-
-def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """Return the digest of the token that a call carries; None if it carries none. Several tokens, or a foreign one, are invalid."""
-    values = [value for key, value in metadata if key == METADATA_KEY]
-    if not values:
-        return None
-    value = values[0]
-    if (
-        len(values) > 1
-        or not isinstance(value, str)
-        or len(value) > TOKEN_CHARACTERS_MAX
-        or not value.startswith(SCHEME)
-    ):
-        return INVALID_TOKEN_DIGEST
-    return digest_of(value.removeprefix(SCHEME))
-
-
-def clipped(text: str) -> str:
-    """Clip the subject of a call for the audit log."""
-    return text if len(text) <= SUBJECT_CHARACTERS_MAX else text[: SUBJECT_CHARACTERS_MAX - 1] + "…"
-
-
 VIEWER, OPERATOR, ADMIN = USER_ROLES
+
 BEARER = "bearer"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
 
