@@ -23,18 +23,8 @@ settings.load_profile("snapline")
 
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = ("access", "adapters", "chaos", "containers", "deploy", "integration")
-PROCESS_FILES = (
-    "channels/test_grpc_link.py",
-    "cli/test_run.py",
-    "coordinator/test_process.py",
-    "coordinator/test_server.py",
-    "house/test_api_page.py",
-    "house/test_packages.py",
-    "house/test_texts.py",
-    "house/test_ways.py",
-    "sim/test_pytest_plugin.py",
-)
-"""Tests with the marker `processes`: they start fleets, commands or builds. `make test` runs those of them that pin a promise."""
+"""Folders whose tests have the marker `processes`, as have single files: they start fleets, commands or builds. `make test` runs those of them that
+pin a promise."""
 
 
 def pytest_configure() -> None:
@@ -46,8 +36,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        file = item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
-        if file.startswith(PROCESS_FOLDERS) or file in PROCESS_FILES:
+        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in PROCESS_FOLDERS:
             item.add_marker(pytest.mark.processes)
 
 

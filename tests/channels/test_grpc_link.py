@@ -26,6 +26,8 @@ from snapline.errors import UsageError
 from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Host, Host]]:

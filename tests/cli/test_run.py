@@ -18,6 +18,8 @@ from tests.kit.command_line import Run
 from snapline.cli import ui
 from snapline.deploy.starting import FORK_SERVER
 
+pytestmark = pytest.mark.processes
+
 WAIT_S = 60.0
 """Everything here takes seconds; a busy machine may make it ten times as long."""
 

@@ -18,6 +18,8 @@ from snapline.messages.status import FleetStatus
 from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.store.store import Store
 
+pytestmark = pytest.mark.processes
+
 _MAIN = """
 import asyncio, sys
 from pathlib import Path

@@ -28,6 +28,8 @@ from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
 from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_server
 
+pytestmark = pytest.mark.processes
+
 GRACE_S, LIMIT_S = 0.3, 10.0
 
 

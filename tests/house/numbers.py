@@ -15,7 +15,8 @@ from tests.house.product import Product
 
 ROOT = Path(__file__).parents[2]
 LONG_WORDS = 40
-GENERATED_PAGES = ("docs/api.md", "docs/cli.md")
+PAGES_NOT_COUNTED = ("docs/api.md", "docs/cli.md")
+"""Pages whose words are not counted: the API, made from the docstrings, and the command line's reference, which is written by hand so far."""
 
 RETIRED = (
     *("desk", "seat", "deed", "deeds", "wish", "wishes", "seldom", "farewell", "underway", "attendance", "suspicion"),
@@ -89,7 +90,7 @@ def figures(root: Path) -> Mapping[str, int]:
     product = house.read(root, python)
     tests = [path for path in python if path.relative_to(root).parts[0] == "tests"]
     pages = [path for path in tracked(root, "docs") if path.suffix == ".md"]
-    written = [path for path in pages if path.relative_to(root).as_posix() not in GENERATED_PAGES]
+    written = [path for path in pages if path.relative_to(root).as_posix() not in PAGES_NOT_COUNTED]
     retired: Counter[str] = Counter()
     for tree in product.trees.values():
         retired.update(retired_words(tree))
@@ -117,7 +118,7 @@ def figures(root: Path) -> Mapping[str, int]:
         "imports against the direction within storage": mutual_imports(product, "storage"),
         "names with retired words": sum(retired.values()),
         "words of the README": len((root / "README.md").read_text().split()),
-        "words of docs without generated pages": sum(len(path.read_text().split()) for path in written),
+        "words of docs without api.md and cli.md": sum(len(path.read_text().split()) for path in written),
         "long sentences in the README": len(long_sentences((root / "README.md").read_text())),
         "long sentences in docs": sum(len(long_sentences(path.read_text())) for path in written),
         "long sentences in --help": len(long_sentences((root / "docs/cli.md").read_text())),

@@ -11,6 +11,8 @@ import pytest
 
 import snapline
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def page(root: Path) -> str:

@@ -10,7 +10,7 @@ LIMITS = {
     "subclasses of the host's driver": 0,
     "names with retired words": 25,
     "words of the README": 800,
-    "words of docs without generated pages": 60_000,
+    "words of docs without api.md and cli.md": 60_000,
     "long sentences in the README": 0,
     "long sentences in docs": 0,
     "long sentences in --help": 0,

@@ -15,6 +15,8 @@ import pytest
 
 from snapline.chaos.preload import reason_against
 
+pytestmark = pytest.mark.processes
+
 README_S = 110
 """Limit for all commands of the README together: it is the first page, nobody waits for it."""
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 PAGE = "docs/four-ways.md"
 
 STARS = (

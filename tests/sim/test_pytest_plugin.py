@@ -19,6 +19,8 @@ from snapline.sim.checking import Subject
 from snapline.sim.report.run_folder import read_run
 from snapline.sim.report.test_report import run_seeds
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_S = 100
 """Of another pytest run, which takes a second or two; less than the test's own time limit."""
 
