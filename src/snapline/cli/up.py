@@ -42,7 +42,7 @@ from snapline.ids import check_id
 if TYPE_CHECKING:
     from snapline.deploy.detached_fleet import DetachedPlace, DetachedPlan
     from snapline.deploy.plan import FleetPlan
-    from snapline.deploy.ray_fleet import RayStatus
+    from snapline.deploy.ray_fleet import SupervisorStatus
 
 
 END_S = 90.0
@@ -491,7 +491,7 @@ def _up_on_ray(plan: "FleetPlan", found: dict[str, str], timeout_s: float, progr
     return _up_document(plan, status)
 
 
-def _up_document(plan: "FleetPlan", now: "RayStatus") -> Document:
+def _up_document(plan: "FleetPlan", now: "SupervisorStatus") -> Document:
     return document(
         "FleetUp",
         name=plan.name,

@@ -45,7 +45,7 @@ DOWN_TIMEOUT_S = 60.0
 """Time limit for the supervisor to end everything; after that the caller does it."""
 
 
-class RayStatus(msgspec.Struct, frozen=True):
+class SupervisorStatus(msgspec.Struct, frozen=True):
     """Status of a fleet, as its supervisor knows it.
 
     Attributes:
@@ -74,7 +74,7 @@ class RaySupervisor:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
         self._certificates = dict(certificates)
         self._private = PrivateFiles()
-        self._status = RayStatus()
+        self._status = SupervisorStatus()
         self._notes: list[str] = []
         self._fleet: LaunchedFleet | None = None
         self._loop = asyncio.new_event_loop()
@@ -105,12 +105,12 @@ class RaySupervisor:
         try:
             ending = await self._run()
         except SnaplineError as error:
-            self._end(RayStatus(outcome="given up", reason=str(error), exit_code=error.exit_code))
+            self._end(SupervisorStatus(outcome="given up", reason=str(error), exit_code=error.exit_code))
         except Exception as error:
-            self._end(RayStatus(outcome="given up", reason=f"{type(error).__name__}: {error}", exit_code=1))
+            self._end(SupervisorStatus(outcome="given up", reason=f"{type(error).__name__}: {error}", exit_code=1))
         else:
             if ending is not None:
-                self._end(RayStatus(phase=ending.outcome, outcome=ending.outcome, reason=ending.reason))
+                self._end(SupervisorStatus(phase=ending.outcome, outcome=ending.outcome, reason=ending.reason))
         finally:
             self._fleet = None
             self._private.remove()
@@ -172,7 +172,7 @@ class RaySupervisor:
             self._status, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason
         )
 
-    def _end(self, last: RayStatus) -> None:
+    def _end(self, last: SupervisorStatus) -> None:
         before = self._status
         self._status = msgspec.structs.replace(last, address=before.address, epochs=before.epochs)
 
@@ -184,7 +184,7 @@ async def up(
     *,
     timeout_s: float,
     on_note: Callable[[str], None],
-) -> RayStatus:
+) -> SupervisorStatus:
     """Start a fleet; return when all of its hosts take part.
 
     Raises:
@@ -224,7 +224,7 @@ async def up(
         ) from None
 
 
-async def standing(cluster: RayCluster, name: str) -> RayStatus:
+async def standing(cluster: RayCluster, name: str) -> SupervisorStatus:
     """Return the status of a fleet; wait if Ray is restarting its supervisor.
 
     Raises:
@@ -235,12 +235,12 @@ async def standing(cluster: RayCluster, name: str) -> RayStatus:
         if supervisor is None:
             raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
         try:
-            return msgspec.msgpack.decode(await answer(supervisor.standing.remote()), type=RayStatus)
+            return msgspec.msgpack.decode(await answer(supervisor.standing.remote()), type=SupervisorStatus)
         except WorkerLostError:
             await asyncio.sleep(LOOK_S)
 
 
-async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> RayStatus:
+async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> SupervisorStatus:
     """Send a running fleet the current certificates in `folder`; return when every process has its own.
 
     Processes re-read their files every few seconds, and do not restart.
@@ -305,7 +305,7 @@ async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
             )
 
 
-def _error_of(last: RayStatus) -> SnaplineError:
+def _error_of(last: SupervisorStatus) -> SnaplineError:
     kinds = {error.exit_code: error for error in (UsageError, DamagedDataError, UnknownOutcomeError)}
     return kinds.get(last.exit_code, ExternalFailureError)(last.reason)
 
