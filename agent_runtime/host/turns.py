@@ -582,22 +582,6 @@ class Turns:
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
-    def check_input(self, agent: str, payload: bytes) -> str:
-        """Return the reason why the agent cannot accept this input, or "". Inputs for an agent that is not here are not checked."""
-        running = self._running.get(agent)
-        if running is None:
-            return ""
-        name, body = split_message(payload)
-        handler = running.known.handlers.get(name)
-        if handler is None:
-            known = ", ".join(sorted(running.known.handlers)) or "none"
-            return f"agent {agent!r} has no handler for messages of type {name!r}: it has for {known}"
-        try:
-            handler.decoder.decode(body)
-        except Exception as error:
-            return f"this is no {name} as agent {agent!r} declares it: {error}"
-        return ""
-
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
         """Run one turn or segment and return its end. None: the turn continues in a task, and its end will be reported."""
         if turn.refusal:

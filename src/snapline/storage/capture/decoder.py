@@ -60,7 +60,6 @@ from snapline.storage.packs.pack import (
     PLAIN_KEYRING,
     BlobEntry,
     Keyring,
-    PackIndex,
     check_encryption,
     decode_blob,
     encode_header,
@@ -493,13 +492,6 @@ def reader_of_manifest(
         for chunk in manifest.chunks
     }
     return PartReader(disk, sources, epoch=manifest.metadata.epoch, where=path, others=others)
-
-
-def reader_of_pack(disk: Disk, index: PackIndex, path: str, *, store_id: str, guard: Guard | None) -> PartReader:
-    """Return a reader for the parts of the checkpoints in a checkpoint pack, which holds all their chunks."""
-    keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
-    sources = {entry.digest: ChunkSource(path, entry, keyring) for entry in index.chunks()}
-    return PartReader(disk, sources, epoch=None, where=path)
 
 
 def _runs(tasks: Iterable[_Task]) -> Iterable[list[_Task]]:
