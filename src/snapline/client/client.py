@@ -56,7 +56,7 @@ class Certificates(msgspec.Struct, frozen=True):
 
     Attributes:
         certificate, key: our certificate and key, as PEM files.
-            authority: PEM file of the certificates that we trust.
+        authority: PEM file of the certificates that we trust.
         domain: the fleet's trust domain.
     """
 
@@ -175,8 +175,8 @@ class Client:
         """Connect to the fleet whose coordinator listens at `address`, or to the local fleet in `data_dir`.
 
         Args:
-                address: HOST:PORT of the coordinator; for several replicas all addresses, separated by commas.
-                tls: our certificate and the authority that we trust. Without `tls`, only connections to this machine are allowed.
+            address: HOST:PORT of the coordinator; for several replicas all addresses, separated by commas.
+            tls: our certificate and the authority that we trust. Without `tls`, only connections to this machine are allowed.
             insecure: use unencrypted connections to other machines; only for isolated networks.
             name: sender of the inputs, for display; a certificate's name overrides it.
 
@@ -214,10 +214,10 @@ class Client:
         """Send an input to an agent; return when the input is durable in the fleet's log.
 
         Args:
-                message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: the name of the type
-                    and the JSON fields, which the host converts.
-                key: idempotency key of 1 to 128 characters. Sends with the same key are the same input, so a send with an unknown outcome
-                    can be repeated. The default is a random key, which the receipt and every error contain.
+            message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: the name of the type and the
+                JSON fields, which the host converts.
+            key: idempotency key of 1 to 128 characters. Sends with the same key are the same input, so a send with an unknown outcome can
+                be repeated. The default is a random key, which the receipt and every error contain.
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
@@ -267,11 +267,11 @@ class Client:
         """Send an input to an agent as `send` does, and wait for the answer that the input's turn gives (`ctx.reply`).
 
         The answer is final: `ask` returns it when a complete snapshot holds the turn. A repeated ask with the same key returns the same
-            answer.
+        answer.
 
         Args:
-                early: return the answer as soon as the turn has ended. A recovery may undo that turn; the input then takes effect again,
-                    and the answer may differ.
+            early: return the answer as soon as the turn has ended. A recovery may undo that turn; the input then takes effect again, and
+                the answer may differ.
             timeout_s: time limit for the whole ask.
             reply_type: class of the answer. Without this class the reply holds plain values.
 
@@ -317,13 +317,13 @@ class Client:
         """Yield the external outputs of agents (`ctx.emit`) in order. Each output is yielded once, after a complete snapshot holds it.
 
         Args:
-                topic: only outputs of this topic; empty for all topics that agents have named. `@effects` is the topic of the ledger of
-                    effects.
-                after: cursor of the output after which to start; empty to start at the oldest stored output.
-                consumer: start at the position that this consumer has `acknowledge`d. Outputs that the consumer has not acknowledged are
-                    retained, for a week at most.
+            topic: only outputs of this topic; empty for all topics that agents have named. `@effects` is the topic of the ledger of
+                effects.
+            after: cursor of the output after which to start; empty to start at the oldest stored output.
+            consumer: start at the position that this consumer has `acknowledge`d. Outputs that the consumer has not acknowledged are
+                retained, for a week at most.
             message_type: class of the messages. Without this class the messages are plain values.
-                follow: continue until the fleet ends. If False, stop after all outputs released so far.
+            follow: continue until the fleet ends. If False, stop after all outputs released so far.
             timeout_s: longest time without a reply from the coordinator.
 
         Raises:
@@ -379,7 +379,7 @@ class Client:
 
         Raises:
             SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can begin; the error contains the reason.
-                UnknownOutcomeError: no answer arrived in time, and the snapshot may exist now or later. Repeating the call is harmless.
+            UnknownOutcomeError: no answer arrived in time, and the snapshot may exist now or later. Repeating the call is harmless.
             CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
         """
         check_timeout(timeout_s)
@@ -394,8 +394,8 @@ class Client:
         unconsumed inputs.
 
         Raises:
-                NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
-                ExternalFailureError: the restore is not possible now.
+            NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
+            ExternalFailureError: the restore is not possible now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
@@ -409,7 +409,7 @@ class Client:
         With certificates, this method requires the role `viewer`, `operator` or `admin`.
 
         Args:
-                failed: ids of agents; `host:h1` means all agents of that host. If empty, all agents fail.
+            failed: ids of agents; `host:h1` means all agents of that host. If empty, all agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
@@ -430,8 +430,7 @@ class Client:
         that may read.
 
         Args:
-                live: return the current state between two turns instead; waits for the end of the running turn. A recovery may undo that
-                    state.
+            live: return the current state between two turns instead; waits for the end of the running turn. A recovery may undo that state.
             field: path of the only value to return, such as `mind.notes[3].text`.
 
         Raises:
@@ -463,7 +462,7 @@ class Client:
 
         Raises:
             NotFoundError: the agent has no dead letter of a given number. AgentMissingError: the agent does not exist, or has stopped.
-                InputUnknownError: some outcomes are not known in time. Repeating the call is harmless, since settled dead letters are gone.
+            InputUnknownError: some outcomes are not known in time. Repeating the call is harmless, since settled dead letters are gone.
             FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
@@ -492,8 +491,8 @@ class Client:
         Raises:
             NotFoundError, UsageError: the agent does not wait for the effect, the effect needs no resolution, or this client has no
                 permission.
-                AgentMissingError, FleetEndedError: no agent accepts the resolution. InputUnknownError: the outcome is not known in time;
-                    repeating the call is harmless.
+            AgentMissingError, FleetEndedError: no agent accepts the resolution. InputUnknownError: the outcome is not known in time;
+                repeating the call is harmless.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.resolution_command_for(
@@ -510,7 +509,7 @@ class Client:
         Raises:
             UsageError: the effect cannot be retried, for the given reason, or this client has no permission. NotFoundError: the agent
                 waits for another effect.
-                InputDeadLetteredError: the effect failed again, and is a new dead letter. Other errors are those of `resolve_effect`.
+            InputDeadLetteredError: the effect failed again, and is a new dead letter. Other errors are those of `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.retry_command_for(agent, key, await self.describe(agent, timeout_s))

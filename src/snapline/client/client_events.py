@@ -143,8 +143,8 @@ class FinishAsk(Command, frozen=True, gc=False):
     """Report the outcome of an ask to the program.
 
     Attributes:
-            ending: "answered"; "buried": the input is a dead letter; "forgotten": the agent does not know the key, or has stopped;
-                "late": the deadline has passed; "missing", "ended" and "denied" as for a send.
+        ending: "answered"; "buried": the input is a dead letter; "forgotten": the agent does not know the key, or has stopped; "late": the
+            deadline has passed; "missing", "ended" and "denied" as for a send.
         reason: a readable sentence without the full stop.
         outcome: the host's outcome, for the first two endings.
     """

@@ -76,9 +76,9 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the dead letter among those of its agent.
-            outcome: "handled": its turn has ended successfully; "failed": it failed again, as a new dead letter; "dropped"; "gone":
-                another client had settled it, or a recovery had undone it, before its turn; "refused": `reason` says why.
-            message: answer of the turn if the dead letter was an input: `{"type": …, "fields": …}`; None if there was no answer.
+        outcome: "handled": its turn has ended successfully; "failed": it failed again, as a new dead letter; "dropped"; "gone": another
+            client had settled it, or a recovery had undone it, before its turn; "refused": `reason` says why.
+        message: answer of the turn if the dead letter was an input: `{"type": …, "fields": …}`; None if there was no answer.
     """
 
     agent: str

@@ -40,7 +40,7 @@ class OutputReaderState:
     """State of one reader of outputs.
 
     Attributes:
-            cursor: current position of the reader.
+        cursor: current position of the reader.
         is_over: no more outputs will come.
     """
 

@@ -44,9 +44,9 @@ class Receipt(msgspec.Struct, frozen=True):
     """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite any crash or rollback.
 
     Attributes:
-            number: number of the input (1, 2, 3 …) among the inputs of its agent, which consumes them in this order.
-            key: idempotency key of the input, unique among the inputs of its agent.
-            is_repeated: the input had been accepted before, under this number.
+        number: number of the input (1, 2, 3 …) among the inputs of its agent, which consumes them in this order.
+        key: idempotency key of the input, unique among the inputs of its agent.
+        is_repeated: the input had been accepted before, under this number.
     """
 
     agent: str
@@ -60,8 +60,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the input among the inputs of its agent.
-            message: `{"type": name of the type, "fields": plain values}`, or an instance of the class that the caller gave. None: the
-                turn gave no answer, or the answer is too old to be stored.
+        message: `{"type": name of the type, "fields": plain values}`, or an instance of the class that the caller gave. None: the turn gave
+            no answer, or the answer is too old to be stored.
         is_early: the answer was returned as soon as its turn had ended. A recovery may undo that turn, and the answer may then differ.
         key: idempotency key of the input.
     """

@@ -129,7 +129,7 @@ class RecoveryLine(Mapping[str, object]):
     """Recovery line of the fleet after some failures. The object is a mapping, the document that `snapline recovery line -o json` prints.
 
     Attributes:
-            failed: ids of the agents that fail, or `host:h1`; empty if all agents fail.
+        failed: ids of the agents that fail, or `host:h1`; empty if all agents fail.
         agents: agent → number of the epoch or checkpoint to which the agent rolls back; None if the agent keeps its live state.
     """
 
@@ -230,7 +230,7 @@ class Trace:
 
     Attributes:
         agents: all agents, in the order of the trace.
-            left_out: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
+        left_out: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
     """
 
     def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:
@@ -245,7 +245,7 @@ class Trace:
         """Analyse what the failure of these agents would have cost.
 
         Args:
-                failed: ids of the agents that fail; None for all.
+            failed: ids of the agents that fail; None for all.
             protocol: drop the forced checkpoints of the trace and let this protocol force its own; "none" only drops them.
 
         Raises:

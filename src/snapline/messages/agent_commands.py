@@ -78,7 +78,7 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
         key, generation: key and generation that identify the effect within its agent.
         number: number of the agent's output that permitted the call. Each command that permits another call emits a new output, so a
             command applies to one call in doubt and never to a later one.
-            is_done: the effect was executed, with `result` (encoded). If False, the effect was not executed and is to be called.
+        is_done: the effect was executed, with `result` (encoded). If False, the effect was not executed and is to be called.
     """
 
     key: str

@@ -32,7 +32,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
 
     Attributes:
         pins: epochs that are pinned.
-            tags: name of the tag → epoch.
+        tags: name of the tag → epoch.
         tags_damage: reason why the tags cannot be read; empty if they can be read.
         fork: origin of the store's fleet if the fleet is a fork.
     """
@@ -61,7 +61,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
     """Recovery line of a fleet in which one epoch serves all failures.
 
     Attributes:
-            recovery_line: agent → epoch to which the agent rolls back.
+        recovery_line: agent → epoch to which the agent rolls back.
         unborn: agents not yet created in that epoch.
         rolled_back: number of agents that roll back.
     """

@@ -28,7 +28,7 @@ class GivenInput(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         key: idempotency key; two inputs with the same key are one input.
-            payload: name of the type followed by MessagePack, as `encode_message` makes it; if `type` is set, JSON of that type.
+        payload: name of the type followed by MessagePack, as `encode_message` makes it; if `type` is set, JSON of that type.
         public_only: deliver only to a handler that is marked public.
     """
 
@@ -91,9 +91,9 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """Question to a host about an agent or about all its agents.
 
     Attributes:
-            what: "state": state in the newest snapshot; "live": current state, between two turns; "description": the agent's condition.
-                Three values ask about all agents of the host and ignore `agent`: "effects": effects that agents wait for; "waiting":
-                agents with pending work; "trace": events of the last seconds.
+        what: "state": state in the newest snapshot; "live": current state, between two turns; "description": the agent's condition. Three
+            values ask about all agents of the host and ignore `agent`: "effects": effects that agents wait for; "waiting": agents with
+            pending work; "trace": events of the last seconds.
         field: for a state, the path of the only value to return; for a trace, the part requested (`TraceWanted`).
     """
 
@@ -136,8 +136,8 @@ class WaitingAgent(msgspec.Struct, frozen=True):
         turn: cause of the agent's durable turn: "message", "input", "timer", "start", "create", "letter"; "" if no durable turn is open.
         sender: sender of that message or input.
         steps: number of entries in the turn's journal.
-            waits_for: what the turn waits for, as in `snapline agent describe`; "" if the turn is running.
-            waits_s: time in seconds for which the turn has waited.
+        waits_for: what the turn waits for, as in `snapline agent describe`; "" if the turn is running.
+        waits_s: time in seconds for which the turn has waited.
         problem: reason why the turn cannot continue, or "".
         put_off: number of messages that the turn has deferred.
         inputs: number of inputs from clients that no turn has consumed.

@@ -53,8 +53,8 @@ class ReplicaChoice:
     """Choice of the replica to ask next.
 
     Attributes:
-    given: all configured addresses, in the given order; never empty.
-    current: address to ask now.
+        given: all configured addresses, in the given order; never empty.
+        current: address to ask now.
     """
 
     def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:

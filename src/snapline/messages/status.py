@@ -191,9 +191,9 @@ class IntervalStatus(msgspec.Struct, frozen=True):
         gap_ns: mean time between the beginnings of two epochs under one plan; 0 if unknown.
         pause_ns: longest wait of one agent.
         capture_ns: total wait of a host's agents, one after another; the largest value among the hosts.
-            new_bytes: bytes written for the epoch.
-            state_bytes: size of the epoch's states, as if all were written.
-            channel_state_bytes: size of the epoch's messages in transit.
+        new_bytes: bytes written for the epoch.
+        state_bytes: size of the epoch's states, as if all were written.
+        channel_state_bytes: size of the epoch's messages in transit.
     """
 
     period_ns: int = 0

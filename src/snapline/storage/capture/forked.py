@@ -154,8 +154,8 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
     tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-            encode: returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it must not
-                take a lock that another thread could hold.
+        encode: returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it must not take a
+            lock that another thread could hold.
         timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:

@@ -51,7 +51,7 @@ class HistoryOperation(msgspec.Struct):
     """An operation that has not been encoded yet.
 
     Attributes:
-            code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
+        code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
         index: the first affected index.
         count: number of records to delete; 0 for other operations.
         records: records to append, insert, or put in place of others.

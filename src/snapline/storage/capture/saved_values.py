@@ -124,7 +124,7 @@ class Content:
 
     Attributes:
         size_bytes: number of bytes.
-            part: the part that holds the bytes; None if they are in the record.
+        part: the part that holds the bytes; None if they are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:

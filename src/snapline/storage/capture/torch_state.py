@@ -431,8 +431,8 @@ class TorchState:
         """Load the saved data into a model and an optimizer that were built as before. Then this object is live.
 
         Args:
-                model: a model with the same names, shapes, dtypes and ties of weights, on any device.
-                optimizer: an optimizer with the same groups of parameters; None if none was saved.
+            model: a model with the same names, shapes, dtypes and ties of weights, on any device.
+            optimizer: an optimizer with the same groups of parameters; None if none was saved.
             extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
 
         Raises:

@@ -215,7 +215,7 @@ class Tracker(ABC):
         name: description of the array for errors and log lines.
         chunk_bytes: chunk size of the last capture; 0 before the first.
         clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these
-            entries: never change them. Empty before the first capture.
+        entries: never change them. Empty before the first capture.
         numbers: iterator of fresh tokens for this array.
     """
 

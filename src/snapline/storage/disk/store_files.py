@@ -402,10 +402,10 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         name: name of the fork.
-            parent: store id, which is also the cluster id, of the parent fleet.
-            parent_name: name of the parent fleet.
-            epoch: epoch of the snapshot, in both fleets.
-            root: root of the snapshot in the parent's store.
+        parent: store id, which is also the cluster id, of the parent fleet.
+        parent_name: name of the parent fleet.
+        epoch: epoch of the snapshot, in both fleets.
+        root: root of the snapshot in the parent's store.
         is_live: whether the fork may perform effects.
         gone: ids of agents that had left before the snapshot, as far as the snapshot's agents know them. The fork never reuses these ids.
         store: store id of the fork.

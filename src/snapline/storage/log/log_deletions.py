@@ -71,7 +71,7 @@ class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         logs: directory of a log → its deleted ranges.
-            store: id of the store that the record belongs to.
+        store: id of the store that the record belongs to.
         tag: `Guard.authenticate` of the other fields.
     """
 
@@ -190,7 +190,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
     """Numbers of a batch that garbage collection needs to judge the batch.
 
     Attributes:
-            log, number: name of the batch.
+        log, number: name of the batch.
         highest: agent → the highest number of its inputs in the batch.
         turns: agent → the highest number of its durable turns in the batch.
     """
@@ -232,7 +232,7 @@ def find_garbage(
     """Return the batches that may be deleted, in the given order; the module docstring lists the caller's duties.
 
     Args:
-            batches: any batches, including those of deleted logs.
+        batches: any batches, including those of deleted logs.
         epochs: number of each kept epoch → its `Metadata.inputs`.
         left: agent → the lowest epoch before which it had left.
         turns: number of each kept epoch → its `Metadata.durable_turns`; None if no turn has ended anywhere.

@@ -143,9 +143,9 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     """An external message to an agent.
 
     Attributes:
-            agent: receiver of the message.
+        agent: receiver of the message.
         number: number of the input, counted from 1 for this agent over all its owners and incarnations.
-            client: sender of the message.
+        client: sender of the message.
         key: the client's idempotency key.
         payload: the message as encoded by `encode_message`.
         admitted_ns: wall-clock time of acceptance in nanoseconds since 1970, for display only.

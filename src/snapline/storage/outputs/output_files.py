@@ -90,7 +90,7 @@ class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
     """Notice that the fleet was rolled back to an earlier epoch: all outputs of epochs above `after` are reverted.
 
     Attributes:
-            after: the epoch to which the fleet was rolled back, or a later epoch of the same history.
+        after: the epoch to which the fleet was rolled back, or a later epoch of the same history.
         epochs: epochs whose outputs are reverted, ascending, as far as their files still exist.
     """
 

@@ -132,8 +132,8 @@ class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
     """An output that an agent has emitted.
 
     Attributes:
-            agent: sender of the output.
-            number: number of the output, counted from 1 along the agent's history.
+        agent: sender of the output.
+        number: number of the output, counted from 1 along the agent's history.
         topic: topic chosen by the agent.
         payload: the message as encoded by `encode_message`.
         emitted_ns: wall-clock time in nanoseconds since 1970, for display only.

@@ -20,8 +20,7 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     """A finished effect of the agent, kept under its key to answer repeated requests.
 
     Attributes:
-            key: key, unique within the agent. A key that begins with `@` was generated for the effect's turn and is forgotten with that
-                turn.
+        key: key, unique within the agent. A key that begins with `@` was generated for the effect's turn and is forgotten with that turn.
         generation: number of real executions, without repetitions: 1 at first, and one more after each compensation.
         digest: digest of name and arguments, 8 bytes.
         outcome: "done", "failed" or "compensated".
@@ -84,7 +83,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
     Attributes:
         undo: compensation as `"module:function"`, or "" if there is none.
-            undo_arguments: arguments of the compensation, each encoded.
+        undo_arguments: arguments of the compensation, each encoded.
     """
 
     key: str
@@ -186,13 +185,13 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     """Record of a consumed input under its client's key. The record lets the agent recognize a repetition of the input.
 
     Attributes:
-            number: number of the consumed input.
+        number: number of the consumed input.
         digest: digest of the input's payload, 16 bytes.
         admitted_ns: wall-clock time of acceptance on the host, in nanoseconds since 1970.
         is_dead_lettered: the input became a dead letter.
-            reply: answer of the input's turn; empty if there was none, or if it is forgotten. `DROPPED_REPLY` means that the input had no
-                turn and counts as a dead letter.
-            is_open: the input is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
+        reply: answer of the input's turn; empty if there was none, or if it is forgotten. `DROPPED_REPLY` means that the input had no turn
+            and counts as a dead letter.
+        is_open: the input is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
         retried_by: key of the operator command that retried the input's dead letter; the input and the command get the answer of that
             retry.
     """
@@ -231,7 +230,7 @@ class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     """An output that is not released yet, as far as the agent's host knows.
 
     Attributes:
-            number: number of the output, counted from 1 along the agent's history over all its owners and incarnations.
+        number: number of the output, counted from 1 along the agent's history over all its owners and incarnations.
         payload: the message as encoded by `encode_message`.
         emitted_ns: wall-clock time in nanoseconds since 1970, for display only.
     """
@@ -263,8 +262,8 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
         kind: "step", "effect", "call", "sleep", "receive" or "now".
         name: name of the step or effect, the called agent, or the type to receive.
         digest: digest of the arguments, 8 bytes; empty if there are none.
-            outcome: "done", "failed", or "late" after a timeout; "" while the turn waits for the outcome. Effects may also be "adopted" (an
-                earlier turn has executed the effect) or "refused" (an earlier turn used other arguments).
+        outcome: "done", "failed", or "late" after a timeout; "" while the turn waits for the outcome. Effects may also be "adopted" (an
+            earlier turn has executed the effect) or "refused" (an earlier turn used other arguments).
         result: the encoded result; for "receive" the message; for a failed step its error.
         sender: sender of a received message; key and generation of an effect that was called.
     """

@@ -240,7 +240,7 @@ class Gathered(msgspec.Struct, frozen=True):
     """Contents of the packs of one epoch.
 
     Attributes:
-            packs: the reported packs, in their order, then all other packs that the epoch needs.
+        packs: the reported packs, in their order, then all other packs that the epoch needs.
         checkpoints: for each reported pack, agent → its checkpoint's blob.
         chunks: every chunk that a checkpoint may name.
     """

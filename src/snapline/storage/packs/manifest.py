@@ -69,14 +69,14 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         plan: the recovery plan in force.
         protocol: the checkpointing protocol.
         raft_index: position of the entry that begins the epoch in the coordinator's log.
-            hosts: participating host → number of the host's start.
+        hosts: participating host → number of the host's start.
         kinds: agent class → version of its state's schema; empty if unknown.
         dependencies: installed distribution → its version.
         topology_fingerprint: digest of agents, classes and channels.
         config_hash: digest of the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
-            inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit an empty map, as
-                older files do, so their roots stay the same.
+        inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit an empty map, as older
+            files do, so their roots stay the same.
         outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
             likewise.
         durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.

@@ -79,7 +79,7 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     """A blob as a pack's index lists it.
 
     Attributes:
-            name: id of the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
+        name: id of the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
         kind: `KIND_…`.
         codec: `CODEC_…`.
         offset: offset of the blob's header in the pack.
@@ -356,7 +356,7 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
     """Chunks and packs that the checkpoints of a pack need from other files.
 
     Attributes:
-            base: epoch that holds the chunks `reused`; 0 if no chunk is reused.
+        base: epoch that holds the chunks `reused`; 0 if no chunk is reused.
         reused: digests of the reused chunks of the base epoch.
         others: packs of the same writer and epoch.
     """

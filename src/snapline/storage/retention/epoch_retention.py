@@ -22,8 +22,7 @@ The model: `retained` is a pure function of the existing snapshots, the policy a
 2. the snapshot is one of the last `keep_last`, by epoch number. Damaged snapshots do not count towards this number, but those among the
    last are kept as evidence, because a reader that looks for the newest must see them;
 3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the
-   newest
-   snapshot, not with the clock: a store that nobody uses for a month loses nothing;
+   newest snapshot, not with the clock: a store that nobody uses for a month loses nothing;
 4. the snapshot is one of the last `manual` that somebody took by hand;
 5. the snapshot is at most `within_s` older than the newest. The time between two consecutive snapshots counts as an hour at most, so a
    clock correction makes no snapshot old;

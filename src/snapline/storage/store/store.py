@@ -390,8 +390,8 @@ class Store(StoreReader):
         Args:
             epoch, root: the complete epoch. Epochs are released in ascending order.
             after: the previous epoch in the epoch's history; 0 for none.
-                outputs: outputs of the epoch's turns since `after`, in any order. If the sequence is empty, a file is written only if it
-                    reverts other outputs. If None, there are no outputs, and an empty file prevents a later release.
+            outputs: outputs of the epoch's turns since `after`, in any order. If the sequence is empty, a file is written only if it
+                reverts other outputs. If None, there are no outputs, and an empty file prevents a later release.
             created_ns: wall-clock time in nanoseconds since 1970, for retention.
 
         Raises:

@@ -86,8 +86,8 @@ class Verification(msgspec.Struct):
     Attributes:
         checked: all files read, including damaged ones.
         findings: the problems that were found; empty if the store is intact.
-            unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary
-                files. Such files are garbage, or belong to an epoch that is being written. They are not damage.
+        unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary files.
+            Such files are garbage, or belong to an epoch that is being written. They are not damage.
     """
 
     checked: list[CheckedFile]

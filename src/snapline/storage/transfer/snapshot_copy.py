@@ -18,10 +18,8 @@ The caller's duties:
    manifests name, then removes packs. The copy writes its manifest, then checks that the reused packs still exist. If they do, the deletion
    sees the copy's manifest. **Write first, then check; not the other way round.**
 2. No fleet runs on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
-   which a
-   fleet writes accepts only epochs of this fleet, below its newest one: the fleet will not use those numbers again. A fleet trusts its
-       log, so
-   it does not roll back to such an epoch by itself.
+   which a fleet writes accepts only epochs of this fleet, below its newest one: the fleet will not use those numbers again. A fleet trusts
+   its log, so it does not roll back to such an epoch by itself.
 
 Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
 with the same digests: both without encryption, or both with the keys of one store.
