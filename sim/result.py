@@ -56,7 +56,7 @@ class Result(msgspec.Struct, kw_only=True):
         probes: number of hits of each probe.
         metrics: value of each metric; names end with their unit.
         faults: executed faults.
-        steps_as_they_are: steps and effects of a user's fleet that have no stubs, so that their own functions were executed.
+        unstubbed_steps: steps and effects of a user's fleet that have no stubs, so that their own functions were executed.
     """
 
     name: str

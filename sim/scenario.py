@@ -345,7 +345,8 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     Attributes:
         faults: allowed fault kinds, such as "crash".
         always: kinds of which each run gets at least one fault while the fleet works.
-        fleet, network, limits, clients, outputs, steps, restores (with moves): whether each is drawn, or kept as in the template.
+        fleet, network, limits, clients, outputs, steps, restores: whether each is drawn, or kept as in the template. `restores` also
+            covers the moves of operators.
     """
 
     faults: list[str] = []

@@ -131,7 +131,7 @@ class Table(msgspec.Struct, frozen=True):
     Attributes:
         width: number of entries of the second column.
         consistent: for each entry, the entries that are consistent with it.
-        apart: for each entry, the entries that no causal path connects with it; all 0 if vectors are not used.
+        concurrent: for each entry, the entries that no causal path connects with it; all 0 if vectors are not used.
     """
 
     width: int

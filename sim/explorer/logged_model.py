@@ -117,7 +117,7 @@ class Recoveries:
                 raise Fault("recovery line", "G5", text)
 
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
-        """Return the number of the column that lacks vectors and lists its peers in another order."""
+        """Return the number of the column without its vectors and with its peers in another order."""
         entries = []
         for books in self._cuts.columns.values[column]:
             received = [len(books.consumed[agent]) for agent in renaming]

@@ -188,7 +188,7 @@ class SwizzleFault(LastingFault, frozen=True, kw_only=True):
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
-"""Moments of a node, in the order of the values. "working": an agent takes a turn. "recording": an agent records channel states.
+"""Moments of a node, in the order of the values. "working": an agent takes a turn. "recording": an agent records its state.
 "recovering": a host applies a recovery plan. "telling": the coordinator has sent something to one host and perhaps not yet to the next.
 "deciding": the coordinator learns the outcome of a proposal. "hearing": a host has received a message from the coordinator."""
 
@@ -206,7 +206,7 @@ class ResetFault(Word, frozen=True, kw_only=True):
     """A stream between two nodes breaks `times` times; if no nodes are named, a pair is drawn each time.
 
     Attributes:
-        when: instead breaks all streams of the node (host or coordinator) that is the `hit`-th to reach this moment.
+        when: instead breaks all streams of the node (host or coordinator) at which this moment occurs for the `hit`-th time in the fleet.
     """
 
     between: list[str] = []

@@ -125,7 +125,7 @@ def freeze_not_awaited() -> list[Patch]:
 
 
 def members_never_unborn() -> list[Patch]:
-    """Undo the creation only of agents that were created after the epoch had begun."""
+    """Record as unborn only agents that were created after the epoch had begun."""
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:

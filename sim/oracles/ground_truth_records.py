@@ -44,9 +44,9 @@ class ChannelTruth(msgspec.Struct):
     Attributes:
         sent: payloads in order.
         sent_at: for each sent message the sender's turn that sent it.
-        got_at: for each message consumed so far the receiver's turn that consumed or skipped it.
-        left_at: for each message that is not void the sender's turn that began or ended last before it left; -1 if that turn is
-            not in the branch. Empty if the world does not report departures.
+        consumed_at: for each message consumed so far the receiver's turn that consumed or skipped it.
+        departed_at: for each message that is not void the sender's turn that began or ended last before it left; -1 if that turn
+            is not in the branch. Empty if the world does not report departures.
         void: for each index the number of void messages that the sender had before; void messages never arrive.
     """
 

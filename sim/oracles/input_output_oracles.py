@@ -104,7 +104,7 @@ class InputRecord(msgspec.Struct):
         is_given_up: whether the input was once in doubt, or no client waits for it, so that it may be accepted after later ones.
         is_denied: whether the client learned that the input was certainly not accepted, and has not sent it again.
         is_consumed: whether any history has consumed it.
-        is_told_buried: whether the client was informed that the input is a dead letter.
+        is_reported_dead_letter: whether the client was informed that the input is a dead letter.
         words: numbers under which hosts have accepted the input.
         replies: answers that turns of any history gave to the input.
     """

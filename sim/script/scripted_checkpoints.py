@@ -82,7 +82,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         _refusing: agents that refuse in that round.
         _questions: requests that have not been delivered to their agents.
         _tentative: tentative checkpoint of each agent.
-        _dead: agents that have crashed and have not been rolled back yet.
+        _crashed: agents that have crashed and have not been rolled back yet.
     """
 
     def __init__(self, fleet: ScriptedFleet) -> None:

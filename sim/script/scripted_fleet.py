@@ -1,15 +1,15 @@
 """Small host and network that a script controls: agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing protocol.
 
 Nothing happens without a command: a message stays in its channel until the command `deliver` or `arrive`, a marker until `marker`. A turn
-is a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host executes
-the commands of each core in order, and writes its own actions and every command of the cores to the trace.
+is a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host performs
+the duties of each core in order, and writes its own actions and every command of the cores to the trace.
 
 A core's `ProtocolError` is part of the trace, because a script may show how a broken network is detected. Any other error in a command is a
 `UsageError` that names the line of the script.
 
 The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint and
 recovery is one line of a trace that `recovery.trace` can read. So the package `recovery` computes recovery lines, orphans and messages in
-transit, and tests compare a protocol's cuts with them.
+transit, and `ScriptedCuts` compares a protocol's cuts with them.
 """
 
 from abc import ABC, abstractmethod
@@ -186,7 +186,7 @@ class ScriptedAgent:
         sent, received: number of the last message sent to and consumed from each other agent.
         mailbox: messages that have arrived but have not been consumed.
         outbox: messages that a turn has sent but that have not yet left the host.
-        is_busy: whether a turn is running.
+        has_running_turn: whether a turn is running.
         running: message that the running turn consumes; None for a turn without a message.
         phase: "living", "left" (the agent's leave is committed, but epochs still need the agent) or "gone".
         failure: error that the agent's core raised; the agent cannot be used until the fleet is rolled back.
@@ -275,7 +275,7 @@ class ScriptedProtocol(ABC):
         """Act on the end of a turn that has sent messages."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Execute commands of the core that must wait until no turn is running."""
+        """Perform the protocol's duties that must wait until no turn is running."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
         """Return whether the agent may neither start a turn nor send."""
@@ -518,7 +518,7 @@ class ScriptedFleet:
             return []
 
     def carry_out_duties(self, agent: ScriptedAgent) -> None:
-        """Execute the commands of the agent's core after an arrival, unless a turn is running."""
+        """Perform the protocol's duties after an arrival, unless a turn is running."""
         if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 

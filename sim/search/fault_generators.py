@@ -88,8 +88,8 @@ class ScenarioDraw:
         return self._choices.pick("swarm, steps", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
-        """Draw a time in nanoseconds, evenly over orders of magnitude: first a power of two, then a value up to the next one, rounded to
-        two or three digits."""
+        """Draw a time in nanoseconds, evenly over orders of magnitude: double `least_ns` a drawn number of times, then draw a value up
+        to the next doubling, rounded to two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16

@@ -7,18 +7,17 @@ keeps a candidate if its run still fails with the same oracle. Candidates that p
 knowledge of the bug, and every kept state was seen to fail.
 
 1. Benign choices: make all choices benign, or all choices except those of one stream. If that loses the bug, try the same with other
-    message delays and checkpoint intervals. Most bugs still occur after this step, and the later steps are then quick, because few choices
-    are left.
+   message delays and checkpoint intervals. Most bugs still occur after this step, and the later steps are then quick, because few choices
+   are left.
 2. Faults: remove faults by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the
    list. The keys are renumbered with the list, so that removing a fault does not change the draws of the others.
 3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, then bisection. A small number
-    of messages may be handled before the first checkpoint or fault, so each reduction is also tried with proportionally earlier checkpoints
-    and faults.
+   of messages may be handled before the first checkpoint or fault, so each reduction is also tried with proportionally earlier checkpoints
+   and faults.
 4. Speeds: try slower messages and earlier or later checkpoints, if that reduces the number of events before the bug.
 5. Times: reduce the end of the run, and the start and duration of faults.
 6. Delays: use the minimal delays of network and store, if nothing else grows.
-7. Choices to 0: set whole streams to 0, then use delta debugging over the rest, then lower the remaining values towards
-   1.
+7. Choices to 0: set whole streams to 0, then use delta debugging over the rest, then lower the remaining values towards 1.
 
 The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored; new situations get the benign
 choice. Removing an agent or half of the messages often moves the bug to another interleaving. So in the first round, a candidate is also
@@ -114,7 +113,7 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Return a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that works.
+    """Search for a lower value that works: try `least`, then `least` +1, +2, +4 …, then bisect below the first value that works.
 
     Args:
         value: a value that is known to work.
@@ -521,7 +520,8 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, all choices except those of one stream, or all choices at another message speed."""
+        """Try making all choices benign, all choices except those of one stream, or all choices with other message
+        delays and checkpoint intervals."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -541,7 +541,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _try_speeds(self) -> None:
-        """Try fewer messages at other message rates, so that the events that cause the bug may come earlier."""
+        """Try other triggers, message rates, delays and intervals, with which the events that cause the bug may come earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:

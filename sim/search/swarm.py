@@ -9,8 +9,8 @@ Uniform conditions hide bugs that depend on differences. So delay and loss may a
 In half of the runs of the product's own patterns, some limits are small (`product_patches.py`), so that small fleets reach limits that
 otherwise only large fleets reach. `sweep.py` counts which of these elements the scenarios have.
 
-If the template requires it, drawn faults stay within the fault budget: a fault that would exceed the budget is omitted. If the template
-defines faults and network itself, they are kept. Then hosts and coordinators are kept too, since faults name them.
+If the template requires it, drawn faults stay within the fault budget: a fault that would exceed the budget is omitted. Faults and
+network that the template defines are kept. If it defines faults, hosts and coordinators are kept too, since faults name them.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -165,7 +165,7 @@ class Service:
         return f"{task} {key}"
 
     async def pay_slowly(self, task: str, *, key: str) -> str:
-        """Pay for a task and return the receipt, both after a delay."""
+        """Pay for a task at once, and return the receipt after a delay."""
         receipt = self.pay(task, key=key)
         await sleep(SLOW_S)
         return receipt

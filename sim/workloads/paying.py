@@ -71,7 +71,7 @@ class Shop:
     Attributes:
         done: receipt of each key.
         paid: key under which each (order, part) is paid.
-        shut: number of refused refunds of each key.
+        refusals: number of refused refunds of each key.
         asked: for each key the values of `len(done)` at its first and last request, and the plan of the host that made the last one.
     """
 

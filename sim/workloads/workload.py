@@ -113,9 +113,9 @@ class Workload:
         fleet: the fleet, with the scenario's protocol and trigger. The world decides when a run ends.
         ends: whether `is_done` becomes true eventually.
         costs: CPU costs of work on the hosts.
-        rolls_back: whether agents request rollbacks (`ctx.rollback`), so that an operator handles refused ones.
-        has_gone_back: whether the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world sets
-            this flag before it calls `check_end`.
+        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`), so that an operator handles refused ones.
+        was_rolled_back: whether the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world
+            sets this flag before it calls `check_end`.
         failure: traceback of an invariant that raised an unexpected exception; "" if there is none.
         calling_plan: recovery plan of the host whose call a stub is answering.
         inputs: the user's inputs, which replace `input_of`; None if the user provides no inputs.

@@ -2,7 +2,7 @@
 
 The model follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
 
-1. A *leader term* (a *reign* in names) is one term of one leader: an append-only list of slots. The list starts as a copy of the
+1. A *leader term* is one term of one leader: an append-only list of slots. The list starts as a copy of the
    leader's log at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots
    of some leader term. So equal slots have equal predecessors by construction (log matching, 5.3).
 2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed at once, and take effect on the

@@ -6,12 +6,12 @@ replicas c1 … cn, and allows all behaviour of the real library that was observ
 the lower half: leaders and commits. This module defines:
 
 1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. Other replicas apply entries, or
-    restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
+   restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
 2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, under any leader.
 3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry took its
-    position. The entry never gets into the log.
+   position. The entry never gets into the log.
 4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after forwarding. With a probability set by
-    `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be in the log, now or later.
+   `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be in the log, now or later.
 5. A new leader is notified when its barrier is committed. By then the leader has applied all earlier committed entries.
 
 Outcomes and standings are reported only from events scheduled with `at`, never from within `propose`.
@@ -47,7 +47,7 @@ class SimulatedLog:
     Attributes:
         canonical: state after all committed entries.
         entries: committed entries, in order.
-        reigns: model of leaders and commits.
+        raft: model of leaders and commits.
     """
 
     def __init__(

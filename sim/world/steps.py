@@ -184,7 +184,7 @@ class StubServices:
 
     Attributes:
         outages: failures of their calls.
-        as_they_are: names of steps whose own functions ran because the fleet has no stubs.
+        without_stub: names of steps whose own functions ran because the fleet has no stubs.
         done: answer of the stub for each outside key of an effect; this is the service's record, which an operator can check.
     """
 
@@ -332,7 +332,7 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """Interface that records the draws of the running turn; implemented by `outside.SimOutside`."""
+    """Interface that records the draws of the running turn; implemented by `SimOutside`."""
 
     draws: list[object]
 

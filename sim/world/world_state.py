@@ -184,7 +184,7 @@ class WorldState:
         choices: source of all choices of the run.
         workload: the workload, including its fleet.
         judge: the judge with its oracles.
-        speech: injector of outputs.
+        output_injector: injector of outputs.
         journal, figures: journal and counters, to which all parts add.
         recording, trace: recording and trace, if requested.
         hosts, coordinators, agents: names of all that may exist in the run.

@@ -1,7 +1,6 @@
 """Check that a program resumes correctly from its own store: kill the program at every write, and check the data that the next run finds.
 
-The kit
-works for any store.
+The kit works for any store.
 
     def program(folder, note):          # opens its store in `folder`, resumes from its contents, and returns when it is done
         with Store(folder) as store:

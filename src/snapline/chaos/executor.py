@@ -182,7 +182,7 @@ class Armed(msgspec.Struct, frozen=True):
 
 
 class ChaosExecutor:
-    """Implements `sim.faults.executor.Executor`.
+    """Implements `sim.faults.fault_executor.Executor`.
 
     Attributes:
         faults: the executed faults.

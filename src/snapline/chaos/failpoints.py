@@ -1,8 +1,7 @@
 """Arm failpoints in real processes through files in a folder that the whole fleet shares.
 
-The files hold armed points, pass counts, and nodes hit.
-
-Passing a failpoint costs one `stat` of the file `armed`. Passes of an armed point are counted under a lock, over all processes.
+The files hold the armed points, the numbers of passes, and the nodes that were hit. Passing a failpoint costs one `stat` of the file
+`armed`. Passes of an armed point are counted under a lock, over all processes.
 """
 
 import fcntl
