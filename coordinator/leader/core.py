@@ -153,7 +153,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
         triggers_skipped: number of triggers skipped since this leader's start.
         stored_log_bytes: size of sender logs in the store, since the newest epoch.
         stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
-        concerns: problems that the fleet waits for, for example a process that does not answer another process, with their start times.
+        concerns: what the fleet waits for or lacks, for example a process that does not answer another process, and since when.
         heartbeats: host → its last heartbeat, for hosts that have a stream.
         is_released: the outputs of all complete epochs are released.
     """

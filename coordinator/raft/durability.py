@@ -8,8 +8,7 @@ overwrites a temporary file left by a dead process.
 *Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. The replica cannot
 repair this. A failed commit must not be retried, since the kernel may have dropped the dirty pages and report success for the next
 sync. On "disk full" SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads the actual content of the
-disk. The process ends by
-`os._exit`: no handler, `finally` or other thread may send anything that is not durable.
+disk. The process ends by `os._exit`: no handler, `finally` or other thread may send anything that is not durable.
 """
 
 import logging

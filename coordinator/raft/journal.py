@@ -347,7 +347,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._tail: deque[Entry] = deque()
         """Entries set aside by `deleteEntriesFrom`. The tail follows `_entries` without a gap, and the file may hold it."""
         self._file_equal_until = self._entries[-1][1] if self._entries else 0
-        """Last index up to which the file's rows equal `_entries` and `_tail`."""
+        """Last index up to which the file's rows equal `_entries` and `_tail`; the file may also hold older rows."""
         self._is_changed = False
         """True if log, term or vote changed since the last commit; the commit index alone does not count."""
         self._term = contents.term

@@ -60,7 +60,7 @@ class Learner:
 
     Attributes:
         request: the learner's request entry, which is unique.
-        heard_in: term of the request entry once it is applied here; 0 before.
+        applied_term: term of the request entry once it is applied here; 0 before.
     """
 
     def __init__(self, request: bytes) -> None:

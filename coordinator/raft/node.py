@@ -7,7 +7,7 @@ log on all replicas: an entry is committed once a majority holds it durably, and
 From time to time a dump of the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides
 the places where it departs from the paper or from durability. The rules, and how they are enforced:
 
-H2.  A replica answers, votes or counts itself only on the basis of durable entries. Every tick begins with
+H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with
      `sync_journal()`. The transport calls it between handling messages and releasing the answers, and a new leader
      calls it before it counts its first entry.
 H4.  Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever

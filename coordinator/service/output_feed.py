@@ -73,7 +73,7 @@ class OutputFeed:
         self._waiting = self._waits = 0
         """Number of calls that wait now, and number of calls that have ever waited."""
         self._watched: LeaderRunner | None = None
-        """LeaderRunner whose hosts were notified that a reader follows the outputs."""
+        """Leader whose hosts were notified that a reader follows the outputs."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:

@@ -74,7 +74,7 @@ class RaftLog:
         self._driver = driver
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
-        """Commit and apply `entry`; see `log.ReplicatedLog`."""
+        """Commit and apply `entry`; see `ReplicatedLog`."""
         outcome = await self._driver.propose(entry)
         match outcome:
             case proposals.Committed():

@@ -45,7 +45,7 @@ AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 
 class Ask(Protocol):
-    """Function that sends a request to the leader core: `Driver.ask`."""
+    """Function that sends a request to the leader core: `LeaderRunner.ask`."""
 
     def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
 

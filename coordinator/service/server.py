@@ -167,7 +167,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         hosts_expected: the fleet starts when this many hosts have joined.
         listen: "host:port"; port 0 takes the port of the previous run, or any free one.
         advertise: address for others; default: the listening address.
-        security: certificates; without them the coordinator listens on loopback only.
+        security: transport security; default: plaintext on loopback only.
         health: address that serves health without certificates (`telemetry/health.py`); empty: none.
         metrics: metrics endpoint (`telemetry/metrics_server.py`).
         spans: export to OpenTelemetry (`telemetry/spans.py`).

@@ -424,7 +424,7 @@ class StoreKeeper:
         return fingerprint
 
     def publish(self, command: PublishEpoch) -> EpochPublished:
-        """Write the ref of a published epoch; repeating the call succeeds."""
+        """Write the ref of a complete epoch; repeating the call succeeds."""
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")

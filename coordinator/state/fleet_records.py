@@ -500,7 +500,7 @@ def agents_max(protocol: str) -> int:
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:
-    """Return why the names of the agent at this position of the definition are too long, or "" if they are not."""
+    """Return why the id and class of an agent with `position` agents before it are too long, or "" if they are not."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"

@@ -18,12 +18,12 @@ counted: turns in threads last long and were probably not the cause.
 
 *Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
-*Users.* The state holds only the digest of a token (`security/rpc_authorization.py`). A call of an operator or admin that changes the
+*Users.* The state holds only the digest of a token (`security/tokens.py`). A call of an operator or admin that changes the
 fleet is recorded with its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is
 useless on every replica from the log entry that revokes it.
 
-Both tables are bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Admitted and refused
-calls are kept in separate tables, so that a user without rights cannot evict the records of others. Calls are numbered without gaps, so
+Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
+bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
 dropped records can be counted.
 """
 

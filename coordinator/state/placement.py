@@ -27,7 +27,7 @@ def place(
         places: placement rules; the first rule that names an agent counts.
         weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
             `is_even`; without weights all agents weigh the same.
-        is_even: give all hosts equal numbers of agents.
+        is_even: spread the number of agents evenly over the hosts.
     """
     living, everywhere = list(agents), sorted(hosts)
     rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}

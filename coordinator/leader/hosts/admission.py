@@ -232,7 +232,7 @@ KIND_CHARACTERS_MAX = 1024
 """Largest length of one agent's kind: a module path and a class."""
 
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
-"""Largest number of placement rules, and of hosts in one rule, so that all rules fit into the log entry that defines the fleet."""
+"""Largest number of placement rules, and of hosts in all rules together, so that they fit into the log entry that defines the fleet."""
 
 PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 """Limits of the definition shown to rejected hosts, which has nine parts."""

@@ -50,7 +50,7 @@ class StandbyHosts:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return the hosts of `hosts` that a plan may use: all except standby hosts, or all if only standby hosts are left."""
+        """Return the members of `hosts` that a plan may use: all except standby hosts, or all if only standby hosts are left."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:

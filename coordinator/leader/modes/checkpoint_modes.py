@@ -8,8 +8,7 @@ This module has the interface of modes, the choice of the mode, and the parts th
 
 *Epochs made of recovery lines.* Hosts make no epochs in logged fleets. A recovery line is computed, or made by a round, and
 materialised (`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did
-not begin is
-aborted: its line or round was lost with the leader that began it.
+not begin is aborted: its line or round was lost with the leader that began it.
 
 *Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch holds its last
 checkpoint and has received everything the agent ever sent (`Lines.finished`). Its host repeats the request on every new stream, so the

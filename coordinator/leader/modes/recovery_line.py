@@ -16,7 +16,7 @@ recovery plan at once; a later plan would lose more.
 
 *Recovery queries* ask to which checkpoints the fleet would return if given agents failed. Survivors keep their live states, so the hosts of
 an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from
-the replies so far. The answer is an estimate if a live state is unknown or has changed since (`recovery/history.py`); a recovery freezes
+the replies so far. The answer is an estimate if a live state is unknown or has changed since (`recovery/dependency_history.py`); a recovery freezes
 the fleet first and is exact. While the store is being read a query waits, and after some seconds it is refused.
 """
 
@@ -102,8 +102,8 @@ GAP_NS = 2 * SECOND_NS
 """Time, in nanoseconds, to wait for a checkpoint's missing predecessor; afterwards the predecessor is in the store or lost."""
 
 LEFT_MAX = 1024
-"""Number of departed agents that the ledger may keep before it is rebuilt. Rebuilding the ledger costs a scan, as the start of a leader
-does."""
+"""Number of departed agents that the ledger may keep in any case; a larger ledger may keep half as many as it has agents. Beyond that it
+is rebuilt, which costs a scan, as the start of a leader does."""
 
 WAITING_MAX = 65_536
 """Largest number of reports that wait for a scan. Further reports are not acknowledged, so hosts repeat them on their next stream."""
