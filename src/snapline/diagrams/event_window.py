@@ -511,7 +511,7 @@ class _Maker:
         return self._event_log.row_at(position, self._window.rows)
 
     def _lane_of(self, agent: str) -> str:
-        """Return the row of an agent; None if the agent has no row."""
+        """Return the row of an agent; "" if the agent has no row."""
         if self._window.rows == "hosts":
             agent = HOST_PREFIX + self._event_log.homes.get(agent, "")
         return agent if agent in self._lanes else ""

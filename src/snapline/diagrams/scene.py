@@ -156,7 +156,7 @@ class Scene(msgspec.Struct, frozen=True):
         first, last: the places at the left and at the right edge. Parts outside are omitted or cut off.
         axis: what the ticks count.
         notes: omissions.
-        meanings: texts of the legend that replace the common ones, by name (`legend.LEGEND`).
+        meanings: texts of the legend that replace the common ones, by name (`style.LEGEND`).
         legend: names in the legend; None: those that occur in the scene.
         values: for `data-*` attributes of the picture.
 

@@ -4,7 +4,7 @@
     b [0]-----------[1]--!>2....X
 
 The picture has one row per agent; logical time runs to the right. A receive is to the right of its send, and no event is to the left of an
-earlier event of its agent. Events in one column do not depend on each other. `|` marks the recovery line; undone events are dotted. The
+earlier one. Events in one column do not depend on each other. `|` marks the recovery line; undone events are dotted. The
 same input gives the same text.
 """
 

@@ -256,8 +256,8 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
 
     Args:
         trace: the execution.
-        protocol: show the execution that would have resulted under this protocol (`decide.redecide`). The protocol with which the trace was
-            recorded changes nothing.
+        protocol: show the execution that would have resulted under this protocol (`trace_analysis.redecide`). The protocol with which the
+            trace was recorded changes nothing.
 
     Raises:
         UsageError: the protocol does not exist.

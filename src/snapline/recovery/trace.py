@@ -48,7 +48,7 @@ class CheckpointTaken(
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """An agent sent a message. `message` is its id, unique in the whole trace."""
+    """An agent sent a message. `message` is its id; only the id of an undone send may be used again."""
 
     agent: str
     message: str

@@ -389,7 +389,7 @@ class Analysis(msgspec.Struct, frozen=True):
         useless: agent → checkpoints on a Z-cycle; agents without any have no entry. Does not depend on `failed`.
         obsolete: agent → checkpoints that no later recovery line contains; does not depend on `failed` either.
         checkpoints: numbers of basic and forced checkpoints.
-        forced: only with a protocol: agent → ordinals of the events that forced (`decide.redecide`).
+        forced: only with a protocol: agent → ordinals of the events that forced a checkpoint (`redecide`).
     """
 
     agents: list[str]

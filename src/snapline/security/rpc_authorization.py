@@ -43,7 +43,8 @@ CALLS_MAX = 4_096
 waiting program has a call in progress."""
 
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of a caller's unread responses: four of the largest responses. Beyond this size new requests are refused."""
+"""Largest total size of a caller's unread responses: four of the largest responses. Beyond this size new requests are refused;
+calls in progress still get their responses, which count too."""
 
 
 class ResponseLimits:

@@ -222,7 +222,7 @@ class Operators:
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
     def offers(self, facts: FleetStatus | None) -> bool:
-        """Return whether the view may run actions and the fleet's state is known."""
+        """Return whether the view may run actions and the fleet has not ended."""
         return self.may(facts) and facts is not None and facts.phase not in ENDED
 
     async def links(self, facts: FleetStatus | None, epoch: int) -> Markup | None:

@@ -1,4 +1,4 @@
-"""Draw the screen *Epochs*: outcome and phases of the newest epochs, and the slowest host of each.
+"""Draw the screen *Epochs*: outcome and phases of the newest epochs, and the host that reported last in each.
 
 The data comes from the log and survives restarts.
 """

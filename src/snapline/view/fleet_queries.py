@@ -68,7 +68,7 @@ class FleetQueries:
             return await retry_until_available(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
             if "history" not in str(error):
-                raise  # the requester must handle this error
+                raise  # the request itself is wrong; the release is not the cause
             return None
 
     async def replicas(self) -> list[AskedReplica]:

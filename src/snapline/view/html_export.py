@@ -1,20 +1,20 @@
 """Write an HTML file for a bug report: the available screens of a running fleet, or of a store without a running fleet.
 
-**Screens.* The file has the same pages as the view. A sentence replaces an unavailable page, so one failure does not affect the other
-pages. does not answer at all is an error: no file is written.
+*Screens.* The file has the pages of the view. A sentence replaces an unavailable page, so one failure does not affect the other pages. A
+fleet that does not answer at all is an error: no file is written.
 
-**File.* The file is self-contained: it has the screens one below the other, with their style and without scripts. The file's content
-security that: the style is allowed by its digest, everything else is forbidden.
+*File.* The file is self-contained: it has the screens one below the other, with their style and without scripts. Its content security
+policy enforces that: the style is allowed by its digest, everything else is forbidden.
 
-**Static markup.* The parts of a screen that need a server are removed from the output of `markup.tag`. Ids get the screen's name as a
+*Static markup.* A screen, the output of `markup.tag`, is converted without the parts that need a server. Ids get the screen's name as a
 prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the file does not have the target.
 Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
 
-**Redaction.* The file shows only the size and a digest of each state, message, output and effect. A brute-force search could find a short
-would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have equal digests within one file,
-and a digest reveals nothing elsewhere.
+*Redaction.* Of each state, message, output and effect's data, the file shows only the size and a digest. A brute-force search could find a
+short secret from a plain digest. So digests are keyed, and the key is discarded: equal values have equal digests within one file, and a
+digest reveals nothing elsewhere.
 
-**Store at rest.* Without a running coordinator the file shows the store's snapshots and the external output of the store's fleet.
+*Store at rest.* Without a running coordinator the file shows the store's snapshots and the external output of the store's fleet.
 """
 
 import asyncio
@@ -335,7 +335,7 @@ class Redaction:
         return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
 
     def waiting(self, facts: WaitingFacts) -> WaitingFacts:
-        """Return the pending work without contents; who waits for what remains."""
+        """Return the pending work without contents."""
         agents = tuple(
             msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
             for each in facts.agents.agents

@@ -86,7 +86,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class SweepFound(msgspec.Struct, frozen=True):
-    """A finding that several seeds of a sweep have in common."""
+    """A finding of a sweep, with the seeds that have it in common."""
 
     verdict: str = ""
     oracle: str = ""
@@ -319,7 +319,7 @@ class _Walk:
     def documents(self) -> Iterator[tuple[Path, float]]:
         """Yield possible reports with their modification times.
 
-        In the folder of a run, only the result is reported. Links are not followed.
+        Of a run's folder, only the result is yielded. Links are not followed.
         """
         while self._waiting:
             folder, depth = self._waiting.pop()

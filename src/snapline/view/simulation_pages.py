@@ -535,7 +535,7 @@ _Found = TypeVar("_Found")
 OWN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of reports and pictures, which this module generates with inline styles and without scripts."""
+"""Content security policy of reports and pictures, which the view generates with inline styles and without scripts."""
 
 OWN_HEADERS = {**HEADERS, "Content-Security-Policy": OWN_POLICY}
 

@@ -157,7 +157,7 @@ CLOCK_MAX = 100
 """Largest number of entries shown of a vector clock."""
 
 BOXES_MAX = 48
-"""Largest number of agents with a checkbox; the busiest agents are chosen."""
+"""Largest number of agents with a checkbox, which the busiest agents get."""
 
 
 class SpaceFacts(msgspec.Struct, frozen=True):

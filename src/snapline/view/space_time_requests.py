@@ -58,7 +58,7 @@ LINES_MAX = 20_000
 """Largest number of trace lines of all hosts in one read. Each host may report an equal share."""
 
 LINES_MIN = 200
-"""Smallest number of trace lines that each host may report."""
+"""Lower bound of each host's share, however many hosts there are."""
 
 LINES_HIGH, LINES_LOW = 10_000, 500
 """Limits on the trace lines of one read. Above the first, hosts trace fewer messages from then on; below the second, more."""

@@ -1,4 +1,4 @@
-"""Draw the screen *Fleet* in a terminal: state of the fleet, hosts sorted by turns per second, and long turns."""
+"""Draw the screen *Fleet* in a terminal: state of the fleet, hosts with their turns per second, and long turns."""
 
 from collections.abc import Sequence
 
