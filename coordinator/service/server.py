@@ -128,7 +128,7 @@ OTHER_STORE_CHECKS_MAX = 60
 """Largest number of checks that may find a different store. A mount may be changing; after this number, --store is assumed to be wrong."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
-USER_ROLES = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
+USERS_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 SERVER_STOP_S = 1.0
@@ -561,7 +561,7 @@ async def _add_services(
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicers[0], server)  # type: ignore[no-untyped-call]  # generated
     coordinator_pb2_grpc.add_PeopleServicer_to_server(servicers[1], server)  # type: ignore[no-untyped-call]  # generated
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection((SERVICE, USER_ROLES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((SERVICE, USERS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 @contextlib.contextmanager
