@@ -29,6 +29,8 @@ from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.status import Standing
 from snapline.messages.wire import encode_directive
 
+_log = logging.getLogger("snapline.coordinator")
+
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
@@ -307,9 +309,6 @@ class LeaderRunner:
         """End the coordinator's run."""
         self.exit_code = ending.exit_code
         self._end()
-
-
-_log = logging.getLogger("snapline.coordinator")
 
 
 class Leadership:

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans
 
 
+_log = logging.getLogger("snapline.coordinator")
+
 LOOK_S = 0.05
 """Seconds between checks whether the last epoch is complete; an epoch takes some tens of milliseconds."""
 
@@ -115,8 +117,6 @@ class CoordinatorStop:
             await asyncio.sleep(LOOK_S)
         self._leadership.end(0)
 
-
-_log = logging.getLogger("snapline.coordinator")
 
 AWAY_LOOK_S = 1.0
 """Seconds between checks of an unreachable store; mounting a file system takes seconds."""

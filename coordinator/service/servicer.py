@@ -80,6 +80,8 @@ from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HO
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
+_log = logging.getLogger("snapline.coordinator")
+
 UNCOUNTED_BYTES_MAX = 64 * 1024
 """Largest message that is parsed without counting its entries. Even with the shortest entries, such a message takes only a few MiB of
 memory."""
@@ -243,8 +245,6 @@ def _times(times: PartTimes | None) -> Rows | None:
 def _s(time_ns: int) -> float:
     return round(time_ns / NS, DIGITS)
 
-
-_log = logging.getLogger("snapline.coordinator")
 
 FIGURES = (
     *("turns", "dead_letters", "parked", "busy"),

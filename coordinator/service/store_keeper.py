@@ -66,6 +66,9 @@ from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
 
+_log = logging.getLogger("snapline.coordinator")
+
+
 class LogSweeper:
     """Deletes batches of host logs for one coordinator. Batches and manifests are immutable, so each is read only once."""
 
@@ -244,8 +247,6 @@ def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str
     manifests = {manifest_path(ancestor.root): ancestor.epoch for ancestor in command.ancestors}
     return manifests.get(path, command.epoch), path
 
-
-_log = logging.getLogger("snapline.coordinator")
 
 VALIDITY = "consistent: every channel covered, every pack's index read back"
 """Validity text in the manifest of an epoch made by hosts."""
