@@ -76,7 +76,7 @@ class LeaderRunner:
     """Runs one leader on one event loop: the environment of its driver (`LeaderEnvironment`).
 
     Attributes:
-        ended: event that is set when the leader has ended; `exit_code` or `failure` says how.
+        is_ended: whether the leader has ended; `exit_code` or `failure` says how.
         on_ended: function called when the leader has ended by itself, not by `stop`.
     """
 
@@ -99,7 +99,7 @@ class LeaderRunner:
         self._pending_requests: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.ended = asyncio.Event()
+        self.is_ended = False
         self.exit_code = 1
         self.failure: BaseException | None = None
         self.on_ended: Callable[[LeaderRunner], None] = lambda _: None
@@ -118,7 +118,7 @@ class LeaderRunner:
 
     def _stop_taking_events(self) -> None:
         """Stop handling events, and fail all pending requests of tools, whose callers then ask the next leader."""
-        self.ended.set()
+        self.is_ended = True
         for waiting in self._pending_requests.values():
             if not waiting.done():
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
@@ -151,7 +151,7 @@ class LeaderRunner:
 
     def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
         """Call `function` of the driver, unless this leader has ended. An exception ends the leader."""
-        if self.ended.is_set():
+        if self.is_ended:
             return
         try:
             function(*arguments)
@@ -165,7 +165,7 @@ class LeaderRunner:
         self._end()
 
     def _end(self) -> None:
-        if not self.ended.is_set():
+        if not self.is_ended:
             self._stop_taking_events()
             self.on_ended(self)
 
@@ -204,7 +204,7 @@ class LeaderRunner:
         Raises:
             CoordinatorUnavailableError: this leader ends before it has answered.
         """
-        if self.ended.is_set():
+        if self.is_ended:
             raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
         self._numbers += 1
         number = self._numbers
