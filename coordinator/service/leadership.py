@@ -133,7 +133,6 @@ class LeaderRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in (self._pool, self._cleaner):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        await self._replicated_log.close()
 
     @property
     def has_hosts(self) -> bool:

@@ -86,9 +86,6 @@ class RaftLog:
             case proposals.Unknown():
                 return Unknown(outcome.reason)
 
-    async def close(self) -> None:
-        """Do nothing, because the replica outlives its leaders."""
-
 
 class ReplicatedLog(Protocol):
     """Log of a leader's decisions, which are committed before they take effect."""
@@ -99,6 +96,3 @@ class ReplicatedLog(Protocol):
         Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
         Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
         """
-
-    async def close(self) -> None:
-        """Accept no more proposals; the outcome of unanswered proposals is unknown."""

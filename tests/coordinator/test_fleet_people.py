@@ -56,9 +56,6 @@ class Log:
         result = self.state.apply(op.decode_operation(entry))
         return Unknown("no answer") if answer == "unknown" else Committed(result)
 
-    async def close(self) -> None:
-        pass
-
 
 def people(
     *answers: str, leads: bool = True, security: Security = SECURITY, hosts: Mapping[str, str] = {"h1": ALIVE}
