@@ -9,7 +9,6 @@ from typing import Any
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.events import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.leader_state import LeaderOptions
 from snapline.coordinator.service.leader_driver import LeaderDriver
 from snapline.coordinator.service.restore_requests import Restoring
@@ -136,7 +135,7 @@ class SimLeader:
         """Request a snapshot; `number` identifies the request."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
-    def tell(self, wanted: ev.Event | MovesRequested) -> None:
+    def tell(self, wanted: ev.Event) -> None:
         """Pass an operator's request for a restore or for moves to the driver."""
         self.fire((self.feed, wanted))
 
@@ -266,7 +265,7 @@ class SimLeader:
                 self._notes.questions.on_answered(answer)
             case ev.AnswerRestore():
                 self._notes.on_restore_answered(answer)
-            case AnswerMoves():
+            case ev.AnswerMoves():
                 self._notes.on_moves_answered(answer)
             case _:
                 raise AssertionError(f"nobody asked for {answer!r}")
