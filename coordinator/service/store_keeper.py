@@ -65,7 +65,6 @@ from snapline.storage.store.catalog import snapshot_time, summarise
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 
-
 _log = logging.getLogger("snapline.coordinator")
 
 
