@@ -189,14 +189,18 @@ class LeaderDriver:
 
     def _propose(self, command: ev.Propose) -> None:
         operation = Operation(self._environment.wall_ns(), command.client, command.sequence, command.kind)
+        ended = partial(self._proposal_ended, command)
         try:
             entry = encode_operation(operation)
         except UsageError as error:
             _log.error("an operation that cannot be proposed: %s", error)
-            rejected = ev.ProposalEnded(command.token, Rejected(str(error)))
-            self._environment.in_worker(command, lambda _: rejected, self.feed)  # Later: the core is still busy.
+            rejected = Rejected(str(error))
+            event = ev.ProposalEnded(command.token, rejected)
+            self._environment.in_worker(
+                command, lambda _: event, lambda _: ended(rejected)
+            )  # Later: the core is still busy.
             return
-        self._environment.propose(command, entry, partial(self._proposal_ended, command))
+        self._environment.propose(command, entry, ended)
 
     def _proposal_ended(self, command: ev.Propose, outcome: ProposalOutcome) -> None:
         for observer in self._observers:
