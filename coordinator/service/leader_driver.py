@@ -196,9 +196,8 @@ class LeaderDriver:
             _log.error("an operation that cannot be proposed: %s", error)
             rejected = Rejected(str(error))
             event = ev.ProposalEnded(command.token, rejected)
-            self._environment.in_worker(
-                command, lambda _: event, lambda _: ended(rejected)
-            )  # Later: the core is still busy.
+            # A worker's answer comes later; now the core is still busy.
+            self._environment.in_worker(command, lambda _: event, lambda _: ended(rejected))
             return
         self._environment.propose(command, entry, ended)
 
