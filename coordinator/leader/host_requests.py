@@ -31,7 +31,7 @@ BATCH_BYTES_MAX = 48 * 1024
 
 
 class Requests:
-    """Pending requests of hosts."""
+    """Handles requests of hosts between epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
         self._shared = shared

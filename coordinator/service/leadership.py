@@ -314,13 +314,13 @@ class Leadership:
     """Runs a leader core while this replica leads.
 
     Attributes:
-        driver: driver of the leader core; None while this replica does not lead.
+        driver: runner of the leader core; None while this replica does not lead.
         ended: event that is set when the run is over; `exit_code` or `failure` says how.
         led: event that is set once this replica has led.
     """
 
     def __init__(self, make: Callable[[], LeaderRunner]) -> None:
-        """Prepare; `make` creates the driver of a new leader and raises SnaplineError if this replica cannot lead."""
+        """Prepare; `make` creates the runner of a new leader and raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()

@@ -468,7 +468,7 @@ class _Process:
                     return
 
     def _make_driver(self) -> LeaderRunner:
-        """Create the driver of a new leader. Raises LogError or UsageError if log and store do not agree."""
+        """Create the runner of a new leader. Raises LogError or UsageError if log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
