@@ -1,4 +1,4 @@
-"""Ids of agents and hosts, and their syntax."""
+"""Ids of agents and hosts: syntax and sort order."""
 
 import re
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ HOST_PREFIX = "host:"
 """Prefix of a host in a list of agents: `host:h1` means every agent of that host."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_DIGITS = re.compile(r"(\d+)")
 
 
 def check_id(text: str, what: str = "agent") -> str:
@@ -26,6 +27,11 @@ def check_id(text: str, what: str = "agent") -> str:
             f"{text!r} is no valid {what} id: use 1 to 128 characters out of letters, digits, '_', '.' and '-'"
         )
     return text
+
+
+def natural_key(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def is_plain(text: object) -> TypeGuard[str]:

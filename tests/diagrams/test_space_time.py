@@ -23,9 +23,9 @@ from snapline.diagrams.event_window import (
     Window,
     draw_window,
     message_name,
-    natural_key,
     scene_of,
 )
+from snapline.ids import natural_key
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerSend, gather

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from snapline.diagrams.event_history import Clock, ClockStep, PastEvents, past_of_last, shiviz_log
 from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
 from snapline.diagrams.svg import draw
-from snapline.ids import HOST_PREFIX
+from snapline.ids import HOST_PREFIX, natural_key
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerSend
 
@@ -44,7 +44,6 @@ KEPT_MAX = 8
 """Number of cached selections of rows, enough for a few viewers."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
-_DIGITS = re.compile(r"(\d+)")
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -351,11 +350,6 @@ def message_name(message: str) -> str:
     """Return `message 17` for a name given by hosts; other names unchanged."""
     match = _NUMBERED.fullmatch(message)
     return f"message {match[1]}" if match is not None else message
-
-
-def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:

@@ -19,10 +19,9 @@ from snapline.diagrams.event_window import (
     Rows,
     Window,
     draw_window,
-    natural_key,
 )
 from snapline.errors import UsageError
-from snapline.ids import HOST_PREFIX
+from snapline.ids import HOST_PREFIX, natural_key
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 from snapline.view.display_text import count, plural

@@ -5,7 +5,6 @@ The coordinator gets one request a second for any number of viewers, and no requ
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import SnaplineError, UsageError
+from snapline.ids import natural_key
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.status import FleetStatus
 from snapline.view.facts import FleetCalls, Heard, TurnRates
@@ -26,14 +26,6 @@ causes an earlier request."""
 
 VIEWERS_MAX = 64
 """Largest number of concurrent viewer streams."""
-
-
-_DIGITS = re.compile(r"(\d+)")
-
-
-def counted(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for natural sorting, which puts `a-2` before `a-10`."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 class FleetWatch:
@@ -136,7 +128,7 @@ class FleetWatch:
         )
         now_s = time.monotonic()
         if key != self._agents_of or now_s >= self._agents_s + AGENTS_S:
-            agents = tuple(sorted(await self._calls.agents(), key=lambda each: counted(each.agent)))
+            agents = tuple(sorted(await self._calls.agents(), key=lambda each: natural_key(each.agent)))
             self._agents_of, self._agents_s = key, now_s
             return agents
         return self._state.agents
