@@ -223,25 +223,6 @@ class EpochRecording:
         return restored
 
 
-__all__ = [
-    "EPOCHS_AHEAD_MAX",
-    "Command",
-    "EpochAnnounced",
-    "EpochEnded",
-    "EpochStampedCore",
-    "EpochStampedImage",
-    "Event",
-    "LeaveCommitted",
-    "MarkerReceived",
-    "MarkersReceived",
-    "MessageArrived",
-    "RecordState",
-    "RecordedPart",
-    "SendMarkers",
-    "TurnBoundaryReached",
-    "WaitingMessage",
-]
-
 EPOCHS_AHEAD_MAX = 1_024
 """Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at once, and a host
 learns of their ends within a heartbeat or is declared failed. An epoch number more than a thousand ahead is treated as damaged."""
