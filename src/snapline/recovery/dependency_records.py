@@ -257,27 +257,27 @@ class Records:
 
     def forget(self, agent: int, number: int) -> None:
         """Remove one kept checkpoint that is not the newest; its changes move to the next kept checkpoint."""
-        heir_number = self.after(agent, number)
-        successor, forgotten = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
+        next_number = self.after(agent, number)
+        successor, forgotten = self.checkpoints[agent][next_number], self.checkpoints[agent].pop(number)
         new_sent, new_received = (
-            heirs_changes(successor.sent, forgotten.sent),
-            heirs_changes(successor.received, forgotten.received),
+            _combined_changes(successor.sent, forgotten.sent),
+            _combined_changes(successor.received, forgotten.received),
         )
         for channel in forgotten.sent.channels:
-            hand_down(channel.sent, number, heir_number)
+            _move_count(channel.sent, number, next_number)
         for channel in forgotten.received.channels:
-            hand_down(channel.received, number, heir_number)
+            _move_count(channel.received, number, next_number)
         successor.sent, successor.received = new_sent, new_received
         self.numbers[agent].remove(number)
 
 
-def heirs_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
+def _combined_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
     """Return the changes of both checkpoints combined, as changes of the later checkpoint."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
 
-def hand_down(column: Column, number: int, successor: int) -> None:
+def _move_count(column: Column, number: int, successor: int) -> None:
     """Move the count of checkpoint `number` to the next kept checkpoint, `successor`, unless that has a count of its own."""
     index = bisect_left(column.at, number)
     if index + 1 < len(column.at) and column.at[index + 1] == successor:
