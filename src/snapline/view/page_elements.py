@@ -174,8 +174,6 @@ NODES_MAX = 2_000
 ITEMS_MAX = 200
 DEPTH_MAX = 24
 VALUE_TEXT_MAX = 2_000
-LINE_MAX = 60
-"""Largest length, in characters, of a value that is shown on one line."""
 
 
 def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
