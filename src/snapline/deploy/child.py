@@ -60,7 +60,7 @@ MESSAGE_BYTES = 1 << 17
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
-    """Start `snapline SERVER_MESSAGES`; `changes`: differences from the server's environment, None for a variable to remove."""
+    """Start `snapline` with the arguments `words`. `changes`: differences from the server's environment, None for a variable to remove."""
 
     words: list[str]
     changes: dict[str, str | None]
@@ -189,7 +189,7 @@ class ForkServer:
     def fork(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> ForkedProcess | None:
         """Start a child with this environment and its output to descriptor `log`; None: the caller has to start it in another way.
 
-        The call blocks for some milliseconds, so that a cancellation cannot leave a process running that we do not know of.
+        The call blocks for some milliseconds, so that a cancellation cannot leave an unknown process running.
         """
         changes = self._changes(environment)
         if not self.is_open or not is_forkable(command) or changes is None:
@@ -417,7 +417,7 @@ def describe_exit(code: int) -> str:
 
 
 def _rotate_log(log_path: Path) -> None:
-    """Start a new log file once the old one is large; delete the log file before the old one."""
+    """Start a new log file once the old one is large, and rename the old one. An earlier renamed file is overwritten."""
     make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
         log_path.replace(log_path.with_name(log_path.name + ".1"))

@@ -65,7 +65,8 @@ SHUTDOWN_GRACE_S = 10.0
 """Time limit for open requests and connections when the launch agent ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
-"""Time between SIGTERM and SIGKILL when the batch system's time limit ends this launch agent. Hosts take a last snapshot in this time."""
+"""Time between SIGTERM and SIGKILL when the place's time is up or SIGTERM ends this launch agent. Hosts take a last snapshot
+meanwhile."""
 
 NOT_RUNNING = 69
 """Exit code of a bridge with `--must-run` that found no launch agent (EX_UNAVAILABLE of sysexits.h)."""

@@ -40,9 +40,7 @@ from snapline.errors import ExternalFailureError
 class PrivateFiles:
     """Certificates and keys for processes started here.
 
-    The files are in memory, readable only by this process's user, and disappear when it ends.
-
-    The files are in no file system on disk, so they do not stay behind when a node is killed.
+    The files are in memory, readable only by this process's user. They disappear with this process, also when its node is killed.
     """
 
     def __init__(self) -> None:

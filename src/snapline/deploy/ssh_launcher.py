@@ -1,6 +1,6 @@
 """Run a fleet's processes on machines that `ssh` reaches.
 
-Each machine has a launch agent (`deploy/launch_agent.py`); hosts and coordinators are spread.
+Each machine has a launch agent (`deploy/launch_agent.py`); hosts and coordinators are spread over the machines.
 
 The launcher runs the user's `ssh` with the user's configuration and without prompts (BatchMode). One connection to each machine carries all
 commands and certificates; no secret is on a command line.

@@ -482,9 +482,9 @@ class _Place:
         pauses: number of pauses so far; only the end of the last one counts.
         is_kept_down: only `RestartRequested` restarts the process.
         is_given_up: the process is a replica that failed too often; the other replicas continue without it.
-        is_reported: start the process as soon as its exit is reported.
-        is_doomed: kill the process as soon as it runs.
-        is_unwanted: the process is a host that was scaled away; a later request may start it again.
+        is_restart_pending: start the process as soon as its exit is reported.
+        is_kill_pending: kill the process as soon as it runs.
+        is_scaled_away: the process is a host that was scaled away; a later request may start it again.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:

@@ -160,9 +160,9 @@ class ReceivedReply(msgspec.Struct, frozen=True):
 
 
 class _BlockedTurn(msgspec.Struct):
-    """A blocked turn in AutoGen's process.
+    """A turn that is open in AutoGen's process.
 
-    `mark`: digest of the begin frame and the received replies. `skip`: number of items already sent, to be skipped.
+    `mark`: digest of the begin frame and the received replies. `skip`: comparison keys of items already sent, which are not sent again.
     """
 
     mark: bytes

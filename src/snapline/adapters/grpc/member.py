@@ -236,7 +236,7 @@ class Member:
         agent: the service's agent in the fleet.
         ledger: ledger of the service's calls; read-only.
         plan: plan under which the service runs; 0 during a rollback, or before the fleet has begun.
-        come_in: function to await before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None if not needed.
+        reenter: function to await before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None if not needed.
         interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change anything.
     """
 
@@ -522,7 +522,7 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake waiters once."""
+        """Set the plan and wake the waiters. The event is replaced: waiters for a later plan would spin on an event that stayed set."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

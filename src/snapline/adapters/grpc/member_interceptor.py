@@ -210,7 +210,7 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """Wrapper of gRPC's context for handlers. Status and metadata that end a call are first recorded in the ledger."""
+    """Wrapper of gRPC's context for handlers. It keeps the status and metadata that end a call until the ledger has recorded the answer."""
 
     __slots__ = ("_inner", "trailing")
 

@@ -78,7 +78,8 @@ SPLIT_BYTES_MIN = 512
 
 LARGE_ITEM_BYTES = 128
 RUN_ITEMS = 64
-"""Number of items in a group. Small items are grouped, since a digest for each item would be as large as the item."""
+"""Number of items in a group. Items that are smaller than `LARGE_ITEM_BYTES` on average are grouped, since their digests would be almost as
+large as the items."""
 
 SAMPLED_ITEMS = 16
 """Number of leading items that determine the average size of items. Only leading items count, so that the result is stable while a list

@@ -103,7 +103,7 @@ class GraphMemory(msgspec.Struct):
     def values(self, thread_id: str = MAIN, serde: SerializerProtocol | None = None) -> dict[str, Any]:
         """Return the graph's values in this state; empty if the thread has not begun. For `stop_when`, invariants and tests.
 
-        The value of a `DeltaChannel` is included only if a checkpoint contains a snapshot of the channel.
+        The value of a `DeltaChannel` is included only if the newest checkpoint contains a snapshot of the channel.
         """
         namespace = self.threads.get(thread_id, {}).get("")
         if namespace is None or not namespace.checkpoints:

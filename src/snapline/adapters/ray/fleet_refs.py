@@ -213,7 +213,7 @@ class ActorLife:
         made: the user's object.
         turn: lock that a method of a class without async methods holds while it runs.
         is_computing: such a method is running in its thread.
-        waits_unkept: a method waits for another member and would be rerun after a recovery, but `before` is unknown.
+        waits_without_saved_state: a method waits for another member and would be rerun after a recovery, but `before` is unknown.
         before: state of the object at the beginning of the method that will be rerun.
         first: request whose method was waiting in the cut that this life begins with. The method must run first; otherwise it could make
             different calls.

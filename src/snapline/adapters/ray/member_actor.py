@@ -142,7 +142,7 @@ class FleetTerms(msgspec.Struct, frozen=True):
 
 
 class MemberActor:
-    """The actor of this process as a member of the fleet.
+    """The only actor of this process, as a member of the fleet.
 
     Attributes:
         loop: Ray's event loop; set by the first call.

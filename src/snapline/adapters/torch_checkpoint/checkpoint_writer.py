@@ -17,8 +17,8 @@ are compared by digest with all chunks of the base, including those of other ran
 reference. Items are requested one by one, and written 32 MiB at a time. For a tensor on another device, host memory holds only 32 MiB and
 the tensor itself.
 
-***Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is
-rejected. object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There,
+**Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is
+rejected. An object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There,
 incomplete data of killed saves is not removed, since it might belong to another job.
 """
 

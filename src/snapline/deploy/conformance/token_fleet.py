@@ -1,7 +1,7 @@
 """Fleet for tests of launchers: five agents slowly pass tokens to each other without end, and count their transfers.
 
 No token may be lost or created. Each agent must handle and answer every received message exactly once.
-So every snapshot can be checked on its own (`judge.py`).
+So every snapshot can be checked on its own (`judge` in `launcher_checks.py`).
 """
 
 import functools

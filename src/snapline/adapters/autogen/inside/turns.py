@@ -210,7 +210,7 @@ class AgentObject:
 
     Attributes:
         state: state at the end of the last turn; None if the object had no turn or the state is unknown.
-        is_given: the object was not created by a factory.
+        has_no_factory: the object was not created by a factory.
     """
 
     def __init__(self, made: Any, *, has_no_factory: bool = False) -> None:
