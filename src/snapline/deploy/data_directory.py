@@ -96,7 +96,7 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
         attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
         if number < len(ports):
             attempts.insert(0, ports[number])
-        port = next((port for port in attempts if port not in chosen and _is_free(port)), None)
+        port = next((port for port in attempts if port not in chosen and is_free("127.0.0.1", port)), None)
         if port is None:
             raise ExternalFailureError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
         chosen.append(port)
@@ -135,11 +135,13 @@ def describe_count(count: int) -> str:
     return f"{count} coordinator{'' if count == 1 else 's'}"
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+def is_free(address: str, port: int) -> bool:
+    """Return whether a process can listen on this port of this machine's address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -34,7 +34,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
+from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS, is_free
 from snapline.deploy.launch_agent_client import (
     LINE_BYTES_MAX,
     LaunchAgentGreeting,
@@ -268,22 +268,11 @@ class LaunchAgent:
         if name not in self._ports:
             attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
             taken = self._ports.values()
-            port = next((port for port in attempts if port not in taken and _is_free(address, port)), None)
+            port = next((port for port in attempts if port not in taken and is_free(address, port)), None)
             if port is None:
                 raise ExternalFailureError(f"no free port on {address} between {PORTS.start} and {PORTS.stop}")
             self._ports[name] = port
         return self._ports[name]
-
-
-def _is_free(address: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
 
 
 # -- the two programs -----------------------------------------------------------------------------------------------------

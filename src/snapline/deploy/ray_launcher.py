@@ -20,7 +20,6 @@ import contextlib
 import os
 import random
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.deploy.data_directory import PORT_ATTEMPTS_MAX, PORTS
+from snapline.deploy.data_directory import PORT_ATTEMPTS_MAX, PORTS, is_free
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.local import HERE, LocalLauncher
 from snapline.deploy.plan import NODE, PRIVATE, Files
@@ -87,7 +86,8 @@ class NodeWorker:
     async def address(self) -> str:
         """Return a free address of this node for a coordinator; the same one each time."""
         if not self._coordinator_address:
-            port = next((port for port in random.sample(PORTS, PORT_ATTEMPTS_MAX) if self._is_free(port)), None)
+            attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
+            port = next((port for port in attempts if is_free(self._node_address, port)), None)
             if port is None:
                 raise ExternalFailureError(
                     f"no free port on {self._node_address} between {PORTS.start} and {PORTS.stop}"
@@ -131,16 +131,6 @@ class NodeWorker:
     def _handle(self, handle: bytes) -> Handle:
         """Return the handle as the local launcher below knows it."""
         return msgspec.structs.replace(msgspec.msgpack.decode(handle, type=Handle), where=HERE)
-
-    def _is_free(self, port: int) -> bool:
-        family = socket.AF_INET6 if ":" in self._node_address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self._node_address, port))
-            except OSError:
-                return False
-        return True
 
 
 def exit_from(encoded: bytes) -> Exit | None:
