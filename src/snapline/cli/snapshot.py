@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli import snapshot_retention as snapshot_keep
-from snapline.cli import snapshot_state, snapshot_transfer
+from snapline.cli import snapshot_retention, snapshot_state, snapshot_transfer
 from snapline.cli.command import PARTIAL, Connection, Display, command
-from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
-from snapline.cli.snapshot_retention import StorePlace
+from snapline.cli.output import Document, DocumentTables, count, last_line, number_of, rows_of, size, text
+from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
 from snapline.cli.snapshot_state import field_document, show_field, show_state
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
 
@@ -79,9 +78,7 @@ def _float_of(row: Document, name: str) -> float:
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-_SNAPSHOT = typer.Argument(
-    metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.", show_default=False
-)
+_SNAPSHOT = typer.Argument(metavar="ID", help=SNAPSHOT_HELP, show_default=False)
 
 
 @dataclass(frozen=True)
@@ -216,9 +213,9 @@ def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SN
         raise typer.Exit(DamagedDataError.exit_code)
 
 
-app.command("tag")(snapshot_keep.tag)
-app.command("pin")(snapshot_keep.pin)
-app.command("prune")(snapshot_keep.prune)
+app.command("tag")(snapshot_retention.tag)
+app.command("pin")(snapshot_retention.pin)
+app.command("prune")(snapshot_retention.prune)
 app.command("history")(history)
 app.command("diff")(snapshot_state.diff)
 app.command("fork")(snapshot_transfer.fork)
@@ -365,7 +362,7 @@ def show_message(message: object) -> str:
 
 def _show_verification(result: Document, tables: DocumentTables) -> None:
     findings = rows_of(result, "findings")
-    checked = f"{count(_number(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
+    checked = f"{count(number_of(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
     tables.line(f"{checked} read: {count(len(findings), 'file') + ' damaged' if findings else 'all as written'}")
     if findings:
         tables.table(
@@ -374,9 +371,7 @@ def _show_verification(result: Document, tables: DocumentTables) -> None:
         )
 
 
-def _number(result: Document, name: str) -> int:
-    value = result.get(name)
-    return value if isinstance(value, int) else 0
+# -- documents --------------------------------------------------------------------------------------------------------
 
 
 CATALOG_EPOCHS_MIN = 64

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
 
-_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
+SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
+
+_SNAPSHOT = typer.Argument(metavar="ID", help=SNAPSHOT_HELP)
 _REMOVE = typer.Option("--remove", help="Remove it instead.")
 
 

@@ -12,7 +12,7 @@ import typer
 
 from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
-from snapline.cli.snapshot_retention import StorePlace
+from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 
-_HELP = "Epoch number, `latest`, tag, or first digits of a root."
-
-
 @command
 def diff(
     place: StorePlace,
     display: Display,
-    before: Annotated[str, typer.Argument(metavar="A", help=_HELP)],
-    after: Annotated[str, typer.Argument(metavar="B", help=_HELP)],
+    before: Annotated[str, typer.Argument(metavar="A", help=SNAPSHOT_HELP)],
+    after: Annotated[str, typer.Argument(metavar="B", help=SNAPSHOT_HELP)],
     agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only this agent.")] = None,
 ) -> None:
     """Show what changed from snapshot A to snapshot B.

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli.command import Display, FleetArguments, command, parse_arguments
-from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
-from snapline.cli.snapshot_retention import StorePlace
+from snapline.cli.output import Document, DocumentTables, count, document, number_of, rows_of, size, text
+from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace, data_dir_of, lock_fleet
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +18,11 @@ if TYPE_CHECKING:
     from snapline.storage.transfer.snapshot_copy import Copied
 
 
-_SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
-
-
 @command
 def export_snapshot(
     place: StorePlace,
     display: Display,
-    snapshot: Annotated[str, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)],
+    snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
     more: Annotated[
         list[str] | None, typer.Option("--also", metavar="ID", help="Another snapshot, into the same file; repeatable.")
@@ -76,7 +72,7 @@ def copy(
     place: StorePlace,
     display: Display,
     to: Annotated[str, typer.Option("--to", metavar="STORE", help="The second store, as path or URL; made if needed.")],
-    snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)] = None,
+    snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)] = None,
     all_but_newest: Annotated[
         int | None, typer.Option("--older-than", min=1, metavar="N", help="All snapshots but the newest N.")
     ] = None,
@@ -109,7 +105,7 @@ def copy(
     with contextlib.ExitStack() as held:
         if remove:
             snapshot_copy.check_distinct_stores(source, target)
-            held.enter_context(lock_fleet(snapshot_keep.data_dir_of(place, source), "remove its snapshots"))
+            held.enter_context(_lock_fleet_to(data_dir_of(place, source), "remove its snapshots"))
         is_fleet_store = held.enter_context(_receiving(there, target))
         holds = place.holds(source) if remove else None
         for moved in snapshot_copy.move_epochs(source, target, epochs, holds=holds, is_fleet_store=is_fleet_store):
@@ -138,18 +134,19 @@ def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
     Raises:
         DirectoryInUseError: the fleet runs.
     """
-    data_dir = snapshot_keep.data_dir_of(place, store)
-    with lock_fleet(data_dir, "put snapshots into its store"):
+    data_dir = data_dir_of(place, store)
+    with _lock_fleet_to(data_dir, "put snapshots into its store"):
         yield data_dir is not None
 
 
 @contextlib.contextmanager
-def lock_fleet(data_dir: Path | None, purpose: str) -> Iterator[None]:
+def _lock_fleet_to(data_dir: Path | None, purpose: str) -> Iterator[None]:
+    """Lock the fleet like `lock_fleet`. `purpose`: what the error tells the user to do later."""
     from snapline.deploy.data_directory import DirectoryInUseError
 
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(snapshot_keep.lock_fleet(data_dir))
+            held.enter_context(lock_fleet(data_dir))
         except DirectoryInUseError:
             raise DirectoryInUseError(f"the fleet in {data_dir} runs: {purpose} when it has ended") from None
         yield
@@ -200,9 +197,6 @@ def _written(row: Document) -> str:
     return f"written, {size(row.get('written_bytes'))}; {size(row.get('found_bytes'))} were there already"
 
 
-_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
-
-
 NAMES_SHOWN = 20
 
 
@@ -217,7 +211,7 @@ class InputsChoice(StrEnum):
 def fork(
     place: StorePlace,
     display: Display,
-    snapshot: Annotated[str, _SNAPSHOT],
+    snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fork.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of the fork; made if needed.")],
     to_store: Annotated[
@@ -300,14 +294,14 @@ def describe(fork: Mapping[str, object]) -> str:
 
 def _show(result: Document, tables: DocumentTables) -> None:
     agents, messages = (
-        count(_number(result, name), word) for name, word in (("agents", "agent"), ("messages", "message"))
+        count(number_of(result, name), word) for name, word in (("agents", "agent"), ("messages", "message"))
     )
     tables.line(f"{describe(result)}")
     tables.line(f"{agents}, {messages} in transit, in {result.get('data_dir')}")
-    copied, dropped = _number(result, "inputs_copied"), _number(result, "inputs_dropped")
+    copied, dropped = number_of(result, "inputs_copied"), number_of(result, "inputs_dropped")
     if copied or dropped:
         tables.line(f"{count(copied, 'input')} taken along, {dropped} dropped")
-    refused = _number(result, "effects_refused")
+    refused = number_of(result, "effects_refused")
     if refused:
         tables.line(f"{count(refused, 'effect')} of the parent's left to it, and refused here")
     for place in _texts(result, "changed"):
@@ -316,11 +310,6 @@ def _show(result: Document, tables: DocumentTables) -> None:
     if absent:
         shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
         tables.line(f"not in the snapshot, and so not begun: {shown}")
-
-
-def _number(result: Document, name: str) -> int:
-    value = result.get(name)
-    return value if isinstance(value, int) else 0
 
 
 def _texts(result: Document, name: str) -> list[str]:
