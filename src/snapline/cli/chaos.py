@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import Display, FleetArguments, command, parse_arguments
+from snapline.cli.command import RUNS, Display, FleetArguments, command, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.settings import UserSettings
-from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
+from snapline.cli.sim_scenarios import ScenarioChanges
 from snapline.cli.up import (
     KEYS,
     Address,

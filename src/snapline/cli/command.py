@@ -131,6 +131,9 @@ TIMEOUT_S_MAX = 86_400.0
 REPLICAS = (1, 3, 5)
 """Allowed numbers of replicas. An even number tolerates no more losses than the odd number below it."""
 
+RUNS = Path("runs")
+"""Default folder of the runs of `snapline sim` and of their reports."""
+
 FleetReference = Annotated[
     str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
 ]

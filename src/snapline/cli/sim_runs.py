@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snapline.cli.command import Display, command
+from snapline.cli.command import RUNS, Display, command
 from snapline.cli.output import Document, DocumentTables, Printer, document
 from snapline.cli.sim_scenarios import (
-    RUNS,
     RunOrScenario,
     ScenarioArgument,
     ScenarioChanges,

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from snapline.cli.command import FleetArguments, allow_current_folder, parse_arguments
+from snapline.cli.command import RUNS, FleetArguments, allow_current_folder, parse_arguments
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
     from snapline.sim.search.worker import Runner
-
-RUNS = Path("runs")
-"""Parent of run folders."""
 
 SEEDS_MAX = 10_000_000
 """Largest number of seeds of one command; they take a day, and a larger number is a typo."""

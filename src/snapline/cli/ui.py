@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import Connection, Display, check_address, command, read_token
+from snapline.cli.command import RUNS, Connection, Display, check_address, command, read_token
 from snapline.cli.output import Document, DocumentTables, document, size
 from snapline.cli.outputs import OutputSource
 from snapline.errors import UsageError
@@ -117,9 +117,6 @@ def _show_export(result: Document, tables: DocumentTables) -> None:
     contents = "with contents" if result.get("has_states") else "without contents"
     tables.line(f"{result.get('file')}: {snapshot_text}, {contents}, {size(result.get('size_bytes'))}")
 
-
-RUNS = Path("runs")
-"""Default folder of the reports of `snapline sim`."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
