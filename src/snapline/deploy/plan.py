@@ -19,6 +19,11 @@ Files = Callable[[Kind, str], Mapping[str, bytes]]
 AUTHORITY = "ca.crt"
 
 
+def bracketed(address: str) -> str:
+    """Return an address in the form in which a port can follow: with brackets if it is an IPv6 address."""
+    return f"[{address}]" if ":" in address else address
+
+
 class FleetPlan(msgspec.Struct, frozen=True):
     """Plan of a fleet: what runs, and where.
 

@@ -32,7 +32,7 @@ from snapline.deploy.launch_agent_client import (
     LaunchAgentMissingError,
 )
 from snapline.deploy.launching import Handle, Kind, ProcessSpec
-from snapline.deploy.plan import NODE, check_exposure
+from snapline.deploy.plan import NODE, bracketed, check_exposure
 from snapline.deploy.slurm_worker import BRIDGE, key_of
 from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
@@ -388,7 +388,7 @@ class SlurmLauncher:
         """Start a process; wait for its element without a limit."""
         while True:
             worker = await self._worker(spec.name, spec.kind)
-            command = tuple(word.replace(NODE, _bracketed(worker.address)) for word in spec.command)
+            command = tuple(word.replace(NODE, bracketed(worker.address)) for word in spec.command)
             shutdown = self._shutdown_command() if spec.kind == "host" else ()
             with contextlib.suppress(LaunchAgentGoneError):
                 return await worker.start(msgspec.structs.replace(spec, command=command), {}, shutdown)
@@ -451,7 +451,7 @@ class SlurmLauncher:
 
     async def _coordinator_address(self, name: str) -> str:
         worker = await self._worker(name, "coordinator")
-        return f"{_bracketed(worker.address)}:{await worker.port(name, worker.address)}"
+        return f"{bracketed(worker.address)}:{await worker.port(name, worker.address)}"
 
     def _worker_of(self, handle: Handle) -> LaunchAgentClient | None:
         worker = self._workers.get(handle.name)
@@ -568,7 +568,3 @@ class SlurmLauncher:
 
 def _gone(handle: Handle) -> Exit:
     return Exit(None, f"gone: {handle.where} is over")
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

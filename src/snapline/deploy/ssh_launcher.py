@@ -28,7 +28,7 @@ from snapline.deploy.launch_agent_client import (
     LaunchAgentMissingError,
 )
 from snapline.deploy.launching import Handle, ProcessSpec
-from snapline.deploy.plan import NODE, Files
+from snapline.deploy.plan import NODE, Files, bracketed
 from snapline.deploy.supervisor import Exit
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
@@ -105,7 +105,7 @@ class SshLauncher:
 
     async def start(self, spec: ProcessSpec) -> Handle:
         client = self._client_of(spec.name)
-        command = tuple(word.replace(NODE, _bracketed(client.address)) for word in spec.command)
+        command = tuple(word.replace(NODE, bracketed(client.address)) for word in spec.command)
         files = self._files(spec.kind, spec.name)
         return await client.start(msgspec.structs.replace(spec, command=command), files)
 
@@ -219,12 +219,8 @@ async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
 def _joined(address: str, port: int) -> str:
-    return f"{_bracketed(address)}:{port}"
+    return f"{bracketed(address)}:{port}"
 
 
 def _path(path: str) -> str:
