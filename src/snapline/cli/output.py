@@ -149,7 +149,7 @@ def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 
 
-def number_of(result: Document, name: str) -> int:
+def integer_of(result: Document, name: str) -> int:
     """Return the integer under `name`; 0 if it is missing."""
     value = result.get(name)
     return value if isinstance(value, int) else 0

@@ -15,7 +15,7 @@ import typer
 
 from snapline.cli import snapshot_retention, snapshot_state, snapshot_transfer
 from snapline.cli.command import PARTIAL, Connection, Display, command
-from snapline.cli.output import Document, DocumentTables, count, last_line, number_of, rows_of, size, text
+from snapline.cli.output import Document, DocumentTables, count, integer_of, last_line, rows_of, size, text
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
 from snapline.cli.snapshot_state import field_document, show_field, show_state
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
@@ -362,7 +362,7 @@ def show_message(message: object) -> str:
 
 def _show_verification(result: Document, tables: DocumentTables) -> None:
     findings = rows_of(result, "findings")
-    checked = f"{count(number_of(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
+    checked = f"{count(integer_of(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
     tables.line(f"{checked} read: {count(len(findings), 'file') + ' damaged' if findings else 'all as written'}")
     if findings:
         tables.table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import Display, FleetArguments, command, parse_arguments
-from snapline.cli.output import Document, DocumentTables, count, document, number_of, rows_of, size, text
+from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, size, text
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace, data_dir_of, lock_fleet
 from snapline.errors import UsageError
 
@@ -294,14 +294,14 @@ def describe(fork: Mapping[str, object]) -> str:
 
 def _show(result: Document, tables: DocumentTables) -> None:
     agents, messages = (
-        count(number_of(result, name), word) for name, word in (("agents", "agent"), ("messages", "message"))
+        count(integer_of(result, name), word) for name, word in (("agents", "agent"), ("messages", "message"))
     )
     tables.line(f"{describe(result)}")
     tables.line(f"{agents}, {messages} in transit, in {result.get('data_dir')}")
-    copied, dropped = number_of(result, "inputs_copied"), number_of(result, "inputs_dropped")
+    copied, dropped = integer_of(result, "inputs_copied"), integer_of(result, "inputs_dropped")
     if copied or dropped:
         tables.line(f"{count(copied, 'input')} taken along, {dropped} dropped")
-    refused = number_of(result, "effects_refused")
+    refused = integer_of(result, "effects_refused")
     if refused:
         tables.line(f"{count(refused, 'effect')} of the parent's left to it, and refused here")
     for place in _texts(result, "changed"):
