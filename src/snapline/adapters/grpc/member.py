@@ -48,8 +48,8 @@ from snapline.storage.capture.image import StateImage
 HELD_S = 1.0
 """Longest time that a frame is held before it is delivered anyway. The failure detector suspects a link after 2 s of silence."""
 
-HELD_CHECK_PERIOD_S = 0.005
-"""Time between two checks whether held frames can be delivered, equal to `READY_CHECK_PERIOD_S`."""
+READY_CHECK_PERIOD_S = 0.005
+"""Time between two checks whether a service is ready for a cut. Held frames, and work that waits for the cut, wait at most this much longer."""
 
 
 class HeldFrames:
@@ -83,7 +83,7 @@ class HeldFrames:
         while held and self._held.get(peer) is held:
             newest, frame = held[0]
             if newest > self._begun() and time.monotonic() < until_s and not self._may():
-                await asyncio.sleep(HELD_CHECK_PERIOD_S)
+                await asyncio.sleep(READY_CHECK_PERIOD_S)
             else:
                 held.popleft()
                 self._receive(peer, frame)
@@ -218,9 +218,6 @@ class EmbeddedHost(Host):
             for epoch in command.epochs:
                 self._inside.cut(epoch)
 
-
-READY_CHECK_PERIOD_S = 0.005
-"""Time between two checks whether a service is ready for a cut. Work that waits for the cut waits at most this much longer."""
 
 log = logging.getLogger("snapline.grpc")
 
