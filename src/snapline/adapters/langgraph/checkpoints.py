@@ -38,8 +38,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, Checkpoint, CheckpointMetadata, get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from snapline.adapters.stored_records import INLINE_BYTES_MAX
 from snapline.errors import NotFoundError, UsageError
-from snapline.storage.object_streams.object_stream import Change, ObjectStream
+from snapline.storage.object_streams.object_stream import Change, ObjectStream, Path
 from snapline.storage.object_streams.segments import has_references
 
 _Found = TypeVar("_Found")
@@ -69,9 +70,6 @@ class RecentValues(Generic[_Found]):
             if len(self._values) > self._size_max:
                 self._values.popitem(last=False)
 
-
-INLINE_BYTES_MAX = 96
-"""Approximate overhead of an object, in addition to its bytes."""
 
 SPLIT_BYTES_MIN = 512
 """Smallest size of a list that is split; a smaller one is one object."""
@@ -382,9 +380,6 @@ def without_channels(checkpoint: Checkpoint) -> dict[str, Any]:
 def delta_channels(metadata: CheckpointMetadata, channels: Channels) -> set[str]:
     """Return the channels of a checkpoint whose values must be built from their ancestors' writes."""
     return {name for name in metadata.get(DELTA_COUNTERS) or () if channels.get(name, (None, None))[1] is None}
-
-
-Path = tuple[str, ...]
 
 
 class MetadataReader(Protocol):

@@ -48,10 +48,8 @@ from snapline.adapters.langgraph.checkpoints import (
 from snapline.adapters.stored_records import in_thread
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.object_streams.object_stream import Change, ObjectStream, StaleReferenceError
+from snapline.storage.object_streams.object_stream import Change, ObjectStream, Path, StaleReferenceError
 from snapline.storage.store.store import Store
-
-Path = tuple[str, ...]
 
 REMEMBERED_MAX = 4096
 """Largest number each of deleted threads, runs and ignored checkpoints that are remembered. Late writes come within seconds; memory stays
