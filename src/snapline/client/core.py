@@ -157,7 +157,7 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: Place, now_ns: int) -> None:
-        """Ask the host named in the reply, or look up the agent. The first retry is immediate; later ones wait."""
+        """Ask the host that the reply names, at once if the ask has not failed before. Otherwise wait, then look up the agent."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))

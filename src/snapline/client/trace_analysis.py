@@ -230,7 +230,7 @@ class Trace:
 
     Attributes:
         agents: all agents, in the order of the trace.
-        left_out: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
+        omitted: agents whose last events are unknown, since a host's trace ends early; each maps to the missing message.
     """
 
     def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:

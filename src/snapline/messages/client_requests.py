@@ -107,7 +107,7 @@ class AgentState(msgspec.Struct, frozen=True):
 
     Attributes:
         agent, kind: id of the agent; its class, `"module:Class"`.
-        host, incarnation: host and incarnation of the agent.
+        host, incarnation: host on which the agent ran or runs, and its incarnation there.
         epoch: epoch of the snapshot; None if the state is live.
         time: UTC time at which the snapshot began, or the live state was read.
         is_live: the state is the agent's current state between two turns, which a recovery may undo.
@@ -180,7 +180,7 @@ class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecentTrace(msgspec.Struct, frozen=True):
-    """Events on a host since the previous request.
+    """Events on a host after the given cursor.
 
     Attributes:
         cursor: cursor for the next request.

@@ -58,8 +58,8 @@ class ReplicaChoice:
     """
 
     def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:
-        """Create the choice. `may_use_address` says whether an address that a replica names may be used. With one configured address, any
-        may be."""
+        """Create the choice. `may_use_address` says whether an address that a replica names may be used. It is not asked if only one
+        address is configured: then any named address may be used."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_use_address = may_use_address if len(self.given) > 1 else lambda address: True
@@ -133,7 +133,8 @@ class CoordinatorClient:
 
     `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A
     replica that does not lead names the leader. If a replica does not answer, the client tries the next one until the call's time limit
-    (`ReplicaChoice`). So a call may be made twice; a repeated call that changes state has no further effect.
+    (`ReplicaChoice`). So a call may be made twice. That does no harm: calls that change state are idempotent, except that a repeated
+    `create_snapshot` may take one more snapshot.
 
     All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
@@ -408,9 +409,8 @@ class CoordinatorClient:
                 return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.CANCELLED and left_s > RETRY_S:
-                    await asyncio.sleep(
-                        RETRY_S
-                    )  # raised by gRPC's server, not by us: too many calls were queued, and this one has not begun
+                    # gRPC's server has raised this, not we: too many calls were queued, and this one has not begun.
+                    await asyncio.sleep(RETRY_S)
                     continue
                 failure = self._failure(error, address, silent)
                 failure.__cause__ = error

@@ -275,7 +275,7 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 class WantRollback(HostMessage, frozen=True, gc=False):
     """Report that a turn has requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place` is the
-    line in the agent's code."""
+    function and the line in the agent's code."""
 
     agent: str
     incarnation: int

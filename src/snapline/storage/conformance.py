@@ -442,7 +442,7 @@ RACED_LOGS = 5
 
 APPENDED_MAX = 1000
 """Largest number of appends, if sealing fails to stop the appender. Sealing takes a few requests, so the appender usually stops after
-ten."""
+about ten."""
 
 _LOG = LogName(1, "h1", 1)
 _BEFORE = 12

@@ -7,15 +7,14 @@ Parts are self-describing except for histories, whose records need the declared 
 type later, and never for a field declared as `Any`. So an extension becomes a placeholder, which the declared type turns into the object. A
 remaining placeholder was in a field declared as `Any`. In that case the skeleton is decoded again, and those histories get plain records
 (dicts and lists). A remaining pickle is refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered store cannot
-inject one.
+inject one elsewhere.
 
 A state without parts is decoded by a cached decoder.
 
 **Reading the parts.** Each chunk is read directly into the memory that the array will use. Adjacent chunks of a pack are read with one
-call.
-If chunks are stored plain, no copy is made: headers and contents go to their own buffers (`read_into`). Every digest is checked before the
-bytes are returned (G11). Two threads read large amounts: reading and hashing both release the interpreter's lock. From an object store,
-several ranges are always read in parallel.
+call. If chunks are stored plain, no copy is made: headers and contents go to their own buffers (`read_into`). Every digest is checked
+before the bytes are returned (G11). Two threads read large amounts: reading and hashing both release the interpreter's lock. From an object
+store, several ranges are always read in parallel.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ each, whose size is the same at the next capture, so the same buffer fits again.
 
 Invariants:
 
-1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the cut is consistent at one moment).
+1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the image shows one moment).
 2. If `encode` raises an error, all buffers that it took have been returned.
 3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
 
@@ -69,7 +69,7 @@ ARRAY_PART_BYTES_MIN = 16 * 1024
 least as many in a pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
-"""Smallest pickle in bytes with its own part. A pickle is one chunk, since it can only be reused whole."""
+"""Smallest pickle in bytes with its own part: the size of one chunk, since a smaller pickle could only be reused whole."""
 
 CHUNK_BYTES = 64 * 1024
 LARGE_CHUNK_BYTES = 256 * 1024

@@ -4,12 +4,11 @@ The problem: a state of many small objects takes long to encode, and its changes
 
 The model: `fork()` between two turns creates a child process with a copy of the state, made page by page when either side writes. Only the
 thread that called `fork` exists in the child. Locks that other threads hold stay locked forever. So the child runs `encode()` and system
-calls,
-and nothing else: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a head with
-their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status is
+calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a head
+with their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status is
 0. Otherwise the capture has failed, and the caller encodes in its own process.
 
-The rules are those of wire.md section 12. The module implements them as follows:
+The rules, and how the module implements them:
 
 1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `fork_unsafe_reason`
    refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
@@ -102,7 +101,7 @@ class _State:
 
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.
-        living: pids of children whose results are still awaited.
+        running_pids: pids of children whose results are still awaited.
         dying: pids of killed children that did not end in time.
         lock: protects `running_pids` and `dying`, since `result` runs in worker threads.
     """

@@ -151,7 +151,7 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Merge the first open segments into full ones while all open ones exceed M. Return the new index of the first open one."""
+    """Merge the first open segments into full ones while the open ones together exceed M. Return the new index of the first open one."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
         while size + segments[end].size_bytes <= target_bytes:

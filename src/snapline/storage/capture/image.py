@@ -19,9 +19,8 @@ two contents could have one token, and a checkpoint would silently hold the wron
 A token is meaningless outside the process that drew it, and is never stored.
 
 **The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: a copy into fresh memory
-runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and prefaulted once, and kept after an image has
-been written.
-Buffers that the writer still reads cannot be reused, so a second capture takes other buffers: two sets alternate.
+runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and prefaulted once, and kept after an image has been
+written. Buffers that the writer still reads cannot be reused, so a second capture takes other buffers: two sets alternate.
 
 Sizes are rounded up to classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
 an eighth of a buffer is unused. If no buffer fits better, one of up to twice the wanted class is used.

@@ -1,10 +1,10 @@
 """Access to NumPy and torch without importing them. A process with arrays or tensors has already imported their library, and importing
 costs time.
 
-A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy
-(bfloat16, the 8-bit floats) need no special case. Dtype, shape and values are saved. The device
-(tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or
-quantized tensors are refused, because they would be restored as something else.
+A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy (bfloat16, the
+8-bit floats) need no special case. Dtype, shape and values are saved. The device (tensors are restored on the CPU), `requires_grad`, the
+graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized tensors are refused, because they would be restored
+as something else.
 """
 
 import math

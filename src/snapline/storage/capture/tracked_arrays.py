@@ -13,7 +13,7 @@ first mark after a restore starts over, and the capture after it is complete.
 size. A tracker gives each chunk a *token*, and a new token to each chunk that changed since the previous capture. A token identifies one
 content and is never reused. So one rule holds for any base: a chunk whose token is in the base's table has the base's content, and is
 returned without data. All other chunks are copied. An aborted epoch needs no cleanup: its tokens are not in the next base, so those
-chunks are copied once more. So changes accumulate over every capture since the base (store.md, section 6).
+chunks are copied once more. So changes accumulate over every capture since the base.
 
 Invariants:
 
@@ -215,7 +215,7 @@ class Tracker(ABC):
         name: description of the array for errors and log lines.
         chunk_bytes: chunk size of the last capture; 0 before the first.
         clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these
-        entries: never change them. Empty before the first capture.
+            entries: never change them. Empty before the first capture.
         numbers: iterator of fresh tokens for this array.
     """
 
@@ -337,7 +337,7 @@ class KernelTracker(Tracker):
 
     Attributes:
         writes: the kernel's tracker; armed at the first capture. None if this memory cannot be tracked.
-        was_given_up: tracking ended because it did not pay off or did not work.
+        is_disabled: tracking ended because it did not pay off or did not work.
         busy: number of consecutive captures with more than half of the pages written.
     """
 

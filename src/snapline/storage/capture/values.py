@@ -15,8 +15,8 @@ Codes 2 and 6 are only valid together with a checkpoint's parts or a permission;
 types are encoded without references, in states and in messages.
 
 The rule of this module: a value is either restored equal and with the same class, or refused when it is saved (G3). So subclasses that
-would lose their class are refused. No module is imported for the check: if a module
-is not loaded, its types have no instances. Nothing here runs code from the data, except a permitted pickle.
+would lose their class are refused. No module is imported for the check: if a module is not loaded, its types have no instances. Nothing
+here runs code from the data, except a permitted pickle.
 
 **Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes, so an agent that keeps the
 same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the same bytes shares most chunks with the old

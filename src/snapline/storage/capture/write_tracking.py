@@ -13,7 +13,7 @@ Invariants:
 1. From the end of `arm` to `close`, a page that no scan reports has not been written since the previous scan, or since `arm`.
 2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms such a page too, so its first write is reported.
 3. Handles belong to one process. After `fork()` the child's memory is not registered, and its inherited handles still refer to its parent's
-   memory. So a tracker is only valid in the process that made it: `is_mine`.
+   memory. So a tracker is only valid in the process that armed it: `is_armed`.
 
 Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
 a scan), and writes of another process to shared memory. We register private anonymous memory only.
@@ -90,7 +90,7 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""Handles by process: one entry for this process and, after a fork, entries of its ancestors, which are never used again."""
+"""Handles by process: at most one entry for this process and, after a fork, entries of its ancestors, which are never used again."""
 _verdicts: dict[int, str] = {}
 """Results of `is_supported`, by process."""
 

@@ -267,7 +267,7 @@ class LocalDisk:
     def lock(self, path: str) -> int:
         """Lock a file, creating it if it is missing. The lock is held until the descriptor is closed or the process ends.
 
-        Raises LockHeldError if another process holds the lock.
+        Raises LockHeldError if the file is already locked.
         """
         return lock_file(self._full(path))
 

@@ -275,7 +275,7 @@ class ObjectDisk:
         return file
 
     def _put_if_missing(self, path: str, pieces: list[bytes]) -> None:
-        """Put an object without a condition. If two writers race, neither notices."""
+        """Put an object whose name is free, without a conditional request. If two writers race, neither notices."""
         import obstore
 
         if self._is_object(path):

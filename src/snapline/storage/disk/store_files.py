@@ -29,7 +29,7 @@ signed, the record is signed too: otherwise an attacker could allow a fork to pe
 **Log marks.** They record the logs that each replica of the coordinator has had, and which of them may vote. A replica that lost its disk
 has forgotten its votes and what it acknowledged. The replica cannot detect the loss by itself, since a new replica also starts with an
 empty directory. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the right place, since it names the
-cluster: a replica with an emptied store belongs to another cluster.
+cluster: if somebody empties the store too, another cluster starts.
 
     replicas/<replica>.<number>     1, 2, 3 …: the newest counts
 

@@ -17,10 +17,9 @@ GCM alone does not commit to its key: an attacker could make bytes that decrypt 
 is compared after unwrapping.
 
 **Signatures** over refs and host logs are Ed25519. A ref makes an epoch a snapshot, and its root covers everything under it. So one
-signature over store,
-epoch and root authenticates the whole snapshot: without the private key nobody can create or change one, or move one to another store
-or another number. Ed25519 draws no random number, so every leader with the same key writes the same ref,
-as racing leaders must (`Store.publish`).
+signature over store, epoch and root authenticates the whole snapshot: without the private key nobody can create or change one, or move one
+to another store or another number. Ed25519 draws no random number, so every leader with the same key writes the same ref, as racing leaders
+must (`Store.publish`).
 
 Hosts do not have the private key. Each host makes its own key, and the coordinator signs the public half for each log that the host opens
 (`log_message`). This signature is the log's certificate, which every batch contains.

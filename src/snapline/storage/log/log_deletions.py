@@ -25,7 +25,7 @@ file, so one needed input keeps the others.
 
 The same holds for entries of durable turns: a cut holds the number of an agent's finished turns, and covers their entries. But a turn
 that a recovery has undone may never run again, and then no epoch would ever cover it. If such a turn runs again, it does so soon after the
-recovery. So entries of plans before the current plan are no longer needed when all kept epochs are *settled*: far behind the beginning of
+recovery. So entries of plans before the current plan are no longer needed when all kept epochs are *settled*: well after the beginning of
 the current plan. A turn that is repeated even later runs its steps again. Inputs have no such limit.
 
 The caller's duties:

@@ -6,8 +6,8 @@ path, so a file in the wrong place counts as damage.
 A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes in a file knows that it wrote the
 file. Where the store is encrypted, each batch is encrypted under a key of its own, derived from the nonce and bound to the batch's place.
 Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too (version 2). The signing key belongs to
-the host, and the coordinator certifies the public half of the key for this log.
-The path of a seal or mark determines its bytes, so any number of processes may write them.
+the host, and the coordinator certifies the public half of the key for this log. The path of a seal or mark determines its bytes, so any
+number of processes may write them.
 
 The names:
 

@@ -10,8 +10,8 @@ Changes that arrive while a commit is being written go into the next commit, so 
 **One process at a time.** On a file system a lock ensures that one process writes: a second process is refused. On an object store no lock
 exists. If two processes begin the same segment there, one succeeds and the other is refused from then on. A forked child must not write.
 
-**Compaction.** Segments with many dead bytes, and many small segments, are rewritten into a new segment. The header of the new segment
-replaces the old segments, which are then removed. The removal of a name is kept as long as an older segment exists.
+**Compaction.** Segments of which at least half is dead, and many small segments, are rewritten into a new segment. The header of the new
+segment replaces the old segments, which are then removed. The removal of a name is kept as long as an older segment exists.
 
 The caller's duties:
 

@@ -1,4 +1,4 @@
-"""Reading of packs: checkpoint packs, which agents write independently, and packs that hosts report for a manifest.
+"""Reading of packs: packs of checkpoints that agents take independently, and packs that hosts report for a manifest.
 
 Checkpoints that agents take independently are the material of recovery lines that are not epochs yet.
 

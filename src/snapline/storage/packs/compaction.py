@@ -36,8 +36,8 @@ Two processes. Only the leader compacts, but a deposed leader may not know that 
   removes the generation;
 - a process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. The newest
   intact generation of a root is never removed;
-- another process's sweep may list the files, and later delete a new pack before a generation names the pack. Therefore sweeps skip packs of
-  the writer `WRITER` (`open_writers`). Compaction itself removes such packs after `GRACE_S` without a name. If a pack is missing
+- another process's sweep may read the manifests before a generation names a new pack, and delete the pack afterwards. Therefore sweeps skip
+  packs of the writer `WRITER` (`open_writers`). Compaction itself removes such packs after `GRACE_S` without a name. If a pack is missing
   nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid again.
   Readers meanwhile try the other generations (`other_generations`).
 
@@ -84,9 +84,9 @@ class Notes(msgspec.Struct):
         replaced: path of a replaced generation → time at which the replacement was first seen.
         unnamed: path of a compaction pack that no manifest names → time at which the pack was first seen unnamed.
         whole: newest generations that have been verified as intact.
-        aside: packs that could not be read; compaction skips them.
+        unreadable_packs: packs that could not be read; compaction skips them.
         packs_of: path of a manifest → the packs that it names.
-        quiet: refs and manifests at the last call that had nothing to do.
+        idle_listing: names of refs and manifests at the last call that had nothing to do.
     """
 
     replaced: dict[str, float] = {}

@@ -20,7 +20,7 @@ The model: `retained` is a pure function of the existing snapshots, the policy a
 
 1. the snapshot is held (by a pin, a tag or a recovery): the caller passes held snapshots with the reason;
 2. the snapshot is one of the last `keep_last`, by epoch number. Damaged snapshots do not count towards this number, but those among the
-   last are kept as evidence, because a reader that looks for the newest must see them;
+   last are kept: they are evidence, and a reader that looks for the newest must see them;
 3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the
    newest snapshot, not with the clock: a store that nobody uses for a month loses nothing;
 4. the snapshot is one of the last `manual` that somebody took by hand;

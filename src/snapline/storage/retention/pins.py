@@ -30,8 +30,7 @@ names the same epoch.
 Files of dead processes. An intent refuses new pins of its epoch until `clear_leftovers` removes the intent. This happens when the ref is
 gone, when the intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died
 between steps 2 and 4 counts as any other. `clear_leftovers` removes the pin if the snapshot is gone completely. If only the ref is gone,
-the
-pin is kept: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
+the pin is kept: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
 
 This module supports G7.
 """

@@ -20,8 +20,7 @@ A key's record is durable before `begin_pack` returns, so a crash cannot remove 
 needed. Opening or reading a store creates nothing.
 
 Opening a store checks whether the store has keys. A store with keys is refused without a key file. A store with packs but no keys is
-refused
-with a key file: the store is either unprotected, or its keys were removed.
+refused with a key file: the store is either unprotected, or its keys were removed.
 
 This module carries G11, also against tampering.
 """

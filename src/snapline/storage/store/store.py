@@ -254,9 +254,8 @@ class Store(StoreReader):
     ) -> PackReference:
         """Write checkpoints that agents took independently, `(agent, number, encoded)`, as one checkpoint pack.
 
-        An agent may have several checkpoints, with different numbers. The pack contains all chunks of its checkpoints, whose `epoch` is
-        0. No
-        file in the store refers to the pack: its writer reports the pack to the coordinator. Otherwise this behaves as `write_pack`.
+        An agent may have several checkpoints, with different numbers. The pack contains all chunks of its checkpoints, and their `epoch` is
+        0. No file in the store refers to the pack: its writer reports the pack to the coordinator. Otherwise this behaves as `write_pack`.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
@@ -524,7 +523,7 @@ class Store(StoreReader):
         with store_files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
 
-    # -- log marks: which logs the coordinator's replicas have had -------------------------------------------------------
+    # -- log marks: which logs the coordinator's replicas have had ---------------------------------------------------
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
         """Make `mark` the newest log mark of `replica`, durably. Raises StoreError if another process of that replica was faster."""

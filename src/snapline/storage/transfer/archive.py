@@ -8,11 +8,10 @@
 
 The problem: a snapshot should be kept, sent and inspected without its original store, and files from elsewhere must not be trusted.
 
-**Writing.** Files are copied byte by byte, packs as a whole, so an archive may hold chunks of other epochs that share a pack. Keys
-and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name,
-read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same
-snapshots of
-the same store give the same bytes: the archive has no times and no owners.
+**Writing.** Files are copied byte by byte, packs as a whole, so an archive may hold chunks of other epochs that share a pack. Keys and
+signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name, read
+back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same snapshots
+of the same store give the same bytes: the archive has no times and no owners.
 
 **Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. The complete archive is verified before anything is copied
 from it (`snapshot_copy.py`).

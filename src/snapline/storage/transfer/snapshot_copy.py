@@ -337,7 +337,7 @@ class _Copy:
 
     Attributes:
         _placed: blobs of the snapshot that are in the target.
-        _lenders: path of a pack → path of the manifest of another epoch of the target that names it.
+        _shared_packs: path of a pack → path of the manifest of another epoch of the target that names it.
     """
 
     def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
@@ -539,7 +539,7 @@ class MoveResult(msgspec.Struct, frozen=True):
     Attributes:
         copied: result of the copy.
         is_removed: the snapshot was removed from the first store and is only in the second.
-        kept_because: reason why the snapshot was not removed on request; empty if it was.
+        kept_because: reason why the snapshot was not removed although requested; empty otherwise.
     """
 
     copied: Copied
