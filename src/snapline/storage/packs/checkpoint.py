@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
-from snapline.storage.disk.record import DIGEST_BYTES, Buffer
+from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical
 
 
 class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -505,7 +505,6 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return {chunk.digest: None for part in self.chunked for chunk in part.chunks()}
 
 
-_encoder = msgspec.msgpack.Encoder(order="sorted")
 _envelope_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(AgentCheckpoint)
 _head_decoder = msgspec.msgpack.Decoder(tuple[int])
@@ -518,7 +517,7 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
         EncodingError: MessagePack cannot encode a field's value, such as an integer above 64 bits.
     """
     try:
-        return _encoder.encode((CHECKPOINT_VERSION, checkpoint))
+        return canonical.encode((CHECKPOINT_VERSION, checkpoint))
     except (OverflowError, TypeError, ValueError) as error:
         raise EncodingError(f"the checkpoint of agent {checkpoint.agent!r} cannot be encoded: {error}") from error
 
