@@ -6,8 +6,8 @@
 *Plain data* is MessagePack data without declared types: records are dicts, sets and tuples are lists, enums are their values, UUIDs are text,
 histories are lists, blobs are bytes, and arrays stay arrays. So a step does not need the old class.
 
-*Model.* A step is a pure function: a step may run again (each recovery to the same checkpoint runs it), in another process, in a worker
-thread, or before any agent runs. A fleet is restored to a recovery line as a whole, so a recovery line is also checked as a whole:
+*Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process. It runs in a worker
+thread, before any agent runs. A fleet is restored to a recovery line as a whole, so a recovery line is also checked as a whole:
 
 1. `plan_migration` for every checkpoint of the line on a host. Planning runs no step and decodes no state. Planning detects errors that a
    retry cannot fix: a version newer than the class, a missing step, different fields under one version.
@@ -37,7 +37,7 @@ from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
 from snapline.agent_runtime.message_encoding import describe_failure, state_decoder
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
 from snapline.storage.capture.decoder import RestoredState, StateDecoder
-from snapline.storage.capture.image import Buffer, ChunkTable
+from snapline.storage.capture.image import ChunkTable
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_EXTENSION,
@@ -51,6 +51,7 @@ from snapline.storage.capture.values import (
     is_a,
     record_type_of,
 )
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, find_class, restored
 from snapline.errors import StoreError
 from snapline.messages.payloads import CREATE, plain_name, split_message, unwrapped
-from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_value_formats import plain, plain_value
 from snapline.storage.capture.saved_values import FAILURES, ReadParts, read_record
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store.store import Store
 

@@ -15,9 +15,9 @@ from snapline.errors import DamagedDataError
 from snapline.messages.answers import Rows, SnapshotList, StoreVerification, document
 from snapline.messages.payloads import describe_payload
 from snapline.messages.status import ForkedFrom
-from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_value_formats import plain
 from snapline.storage.capture.saved_values import FAILURES
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.catalog import read_summaries

@@ -10,8 +10,9 @@ import numpy as np
 from snapline.storage.capture.decoder import RestoredState, buffer_for, decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import ArenaPool, Buffer, ChunkTable, StateImage
+from snapline.storage.capture.image import ArenaPool, ChunkTable, StateImage
 from snapline.storage.capture.values import Blob
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 

@@ -22,7 +22,6 @@ from snapline.storage.capture.image import (
     PART_ARRAY,
     PART_BLOB,
     PART_HISTORY,
-    Buffer,
     CapturedPart,
     ChunkTable,
     SourceChunk,
@@ -30,7 +29,7 @@ from snapline.storage.capture.image import (
     fresh_token,
 )
 from snapline.storage.capture.values import Blob
-from snapline.storage.disk.record import digest_of
+from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 MIB = 1024 * 1024

@@ -17,7 +17,7 @@ import pytest
 from snapline.errors import EncodingError, SnaplineError, UsageError
 from snapline.storage.capture import forked
 from snapline.storage.capture.forked import ForkBusyError, ForkedImage, ForkFailedError, fork_capture
-from snapline.storage.capture.image import Buffer
+from snapline.storage.disk.record import Buffer
 
 WAIT_S = 30.0
 
@@ -249,7 +249,7 @@ def test_child_does_not_touch_other_captures() -> None:
 
 SCRIPT = """
 import os, signal, sys, threading
-from snapline.storage.capture.image import Buffer
+from snapline.storage.disk.record import Buffer
 from snapline.storage.capture.forked import fork_capture
 def encode():
     signal.pause()

@@ -66,13 +66,12 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.capture.image import (
     PART_BLOB,
     PART_JOURNAL,
-    Buffer,
     CapturedPart,
     ChunkTable,
     SourceChunk,
     StateImage,
 )
-from snapline.storage.disk.record import digest_of
+from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, JournalEntry, SavedTurn, StatePart
 
 CHUNK_BYTES_MIN = 16 * 1024

@@ -30,7 +30,6 @@ from snapline.storage.capture.image import (
     PART_BLOB,
     PART_HISTORY,
     PART_TENSOR,
-    Buffer,
     ChunkTable,
     map_memory,
 )
@@ -50,7 +49,7 @@ from snapline.storage.capture.values import (
 from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requests_at_once
-from snapline.storage.disk.record import damaged, digest_of
+from snapline.storage.disk.record import Buffer, damaged, digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.manifest import Manifest

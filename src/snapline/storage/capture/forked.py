@@ -42,7 +42,7 @@ import msgspec
 from blake3 import blake3
 
 from snapline.errors import EncodingError, StoreError, UsageError
-from snapline.storage.capture.image import Buffer
+from snapline.storage.disk.record import Buffer
 
 FORKS_MAX = 2
 """Largest number of children at once: one that writes and one that starts. More would multiply the memory, and two cores are already

@@ -73,8 +73,9 @@ from snapline.storage.capture.history_operations import (
     encode_operations,
     encode_records,
 )
-from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
+from snapline.storage.capture.image import PART_HISTORY, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 SEGMENT_BYTES_MAX = 256 * 1024

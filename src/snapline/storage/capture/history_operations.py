@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
+from snapline.storage.disk.record import Buffer
 
 APPEND = 1
 REPLACE = 2

@@ -49,6 +49,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import StoreError
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference
 
 PART_ARRAY = 1
@@ -62,8 +63,6 @@ PART_TENSOR = 4
 PART_JOURNAL = 5
 """Kind of the part that is a turn's journal, not state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs:
 `chunking.py`."""
-
-Buffer = bytes | bytearray | memoryview
 
 
 class SourceChunk(msgspec.Struct, gc=False):

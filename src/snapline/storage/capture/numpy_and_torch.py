@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.image import Buffer
+from snapline.storage.disk.record import Buffer
 
 
 def is_tensor(value: object) -> bool:

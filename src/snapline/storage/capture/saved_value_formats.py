@@ -34,9 +34,9 @@ import msgspec
 from snapline.errors import EncodingError, NotFoundError, StoreError, UsageError
 from snapline.folders import open_private
 from snapline.storage.capture import numpy_and_torch
-from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory, read_record
 from snapline.storage.capture.values import GENERATOR_EXTENSION, RANDOM_EXTENSION, ArrayHead, decode_value, make_array
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import StatePart
 
 _NUMPY_TYPE = re.compile(r"([<>|=])([biufcUS])(\d+)")

@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.capture.history_operations import Replay
-from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR, Buffer
+from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR
 from snapline.storage.capture.values import (
     ARRAY_EXTENSION,
     BLOB_EXTENSION,
@@ -33,7 +33,7 @@ from snapline.storage.capture.values import (
     ArrayHead,
     split_head,
 )
-from snapline.storage.disk.record import digest_of
+from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart
 
 Hook = Callable[[int, memoryview], object]

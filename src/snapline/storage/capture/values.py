@@ -49,8 +49,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, UsageError
 from snapline.storage.capture import numpy_and_torch
-from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk, fresh_token
+from snapline.storage.capture.image import PART_BLOB, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
+from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 
