@@ -5,7 +5,7 @@ States and messages are decoded generically; a caller with the classes may pass 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ from snapline.messages.answers import Rows, SnapshotList, StoreVerification, doc
 from snapline.messages.payloads import describe_payload
 from snapline.messages.status import ForkedFrom
 from snapline.storage.capture.saved_value_formats import plain
-from snapline.storage.capture.saved_values import FAILURES
-from snapline.storage.disk.record import Buffer
-from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.capture.saved_values import FAILURES, ReadParts
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.catalog import read_summaries
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.store.verify import Verification
 
-ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 DescribeState = Callable[[AgentCheckpoint, ReadParts | None], object]
 DescribePayload = Callable[[bytes], object]
 
