@@ -54,7 +54,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 
 class RareRequests:
-    """All requests of one turn or segment except its sends."""
+    """The rarer requests of one turn or segment: outputs, timers, spawns and a checkpoint."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
 
@@ -241,7 +241,10 @@ class Context:
 
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
         """End this turn without effect, and restore the fleet from a snapshot: "last", a tag or an epoch; see docs/going-back.md.
-        UsageError."""
+
+        Raises:
+            UsageError: the reason or `to` is not plain text, or is empty, or the reason is too long.
+        """
         self._check_open()
         request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)

@@ -305,9 +305,8 @@ class TurnJournal:
         """End the segment, unless the journal or the host log already has the result."""
         place = self._place
         entry = known = self._reach(kind, name, digest)
-        is_undo = (
-            isinstance(work, EffectWork) and work.intent.is_undo
-        )  # one entry for each effect is reserved, so that compensations do not fail on this limit
+        # Compensations, one for each effect, must not fail on this limit.
+        is_undo = isinstance(work, EffectWork) and work.intent.is_undo
         if known is None and not is_undo:
             self._check_room(place)
         if known is None or not known.outcome:

@@ -106,7 +106,7 @@ class Inlet:
     Attributes:
         arrived: number of the last message that arrived; initially `first_number - 1`.
         consumed: number of the last message that a turn consumed or the host dropped; dropped ones count, or the window would shrink.
-        credit_told: last credit sent to the sender, or the initial credit of a newly opened channel.
+        credit_sent: last credit sent to the sender, or the initial credit of a newly opened channel.
     """
 
     __slots__ = ("arrived", "channel", "consumed", "credit_sent", "receiver", "sender")

@@ -20,8 +20,8 @@ harm. Control items, and all parts of a message but its last, count as consumed 
 so the window bounds the resend queue and the mailboxes. Every frame carries ack, grants and channel credits. Changes that no frame has
 reported get a separate frame after a quarter window or 20 ms.
 
-Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer with a newer plan is
-asked to try again, since this side will learn of that plan soon. An older attempt does not replace the current stream. Without a current
+Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer with a newer start or
+plan is asked to try again, since this side will learn of it. An older attempt does not replace the current stream. Without a current
 stream any attempt is accepted; otherwise one Hello with a much higher number would lock out the peer. A late Hello is harmless: the
 dialler's next one is higher, and items are numbered. OpenChannel binds incarnations to channel numbers, and the caller checks them once per
 channel; items of channels never opened are a protocol error. An epoch is a stamp, never a fence.

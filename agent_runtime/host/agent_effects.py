@@ -229,9 +229,8 @@ class AgentEffects:
         if self.open is None or known is None:
             return False
         is_it = known.generation == self.open.generation and known.outcome == COMPENSATED
-        return (
-            is_it or known.generation > self.open.generation
-        )  # a later generation exists only if the earlier one was undone
+        # A later generation exists only if the earlier one was undone.
+        return is_it or known.generation > self.open.generation
 
     def drop_open_effect(self) -> None:
         """Drop the open effect, which will not be called."""

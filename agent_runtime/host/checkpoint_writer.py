@@ -181,8 +181,8 @@ does not empty faster through attempts. A recovery that waits for checkpoints sh
 
 WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
 WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
-"""Largest number and size of checkpoints that wait or are being written; above either limit the store counts as busy. The size is four
-packs: with a fast enough disk one pack is being written and one gathered. A host can spare 128 MiB."""
+"""Largest number and size of checkpoints that wait or are being written; above either limit the store counts as busy. Both are those of
+four packs: with a fast enough disk one pack is being written and one gathered. A host can spare 128 MiB."""
 
 log = logging.getLogger("snapline.host")
 

@@ -77,7 +77,7 @@ class HostCore:
     """Core of one host. `handle` is the only entry.
 
     Attributes:
-        desk: state shared by the parts; other code may only read it.
+        shared: state shared by the parts; other code may only read it.
         mode: decisions of the fleet's protocol.
         links: links to other hosts.
         log: log of inputs and steps.

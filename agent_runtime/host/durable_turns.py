@@ -1,6 +1,8 @@
 """Durable turns, a part of the host core: runs the segments of a handler, and the waits between them.
 
-Theory of operation ------------------- For the other parts of the core, a segment is a turn like any other. A segment ends with sends,
+Theory of operation
+-------------------
+For the other parts of the core, a segment is a turn like any other. A segment ends with sends,
 which leave at once. The agent is then between two turns: it may record, take a checkpoint, be frozen, or be held. While the agent is held,
 the turn does not continue. The message that began the turn counts as consumed when the first segment has ended. The agent's checkpoint
 holds the state at the turn's start, and the *turn*: its message and its journal. A recovery restores both, and the handler runs again up to
@@ -97,7 +99,7 @@ class DurableTurns:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._shared.now
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
-            self._unanswered(agent, turn, turn.waits)  # the callee left while the handler was run again
+            self._unanswered(agent, turn, turn.waits)  # the callee proved missing while the handler ran again
         elif turn.waits.kind == "step":
             self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 

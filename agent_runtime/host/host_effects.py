@@ -1,6 +1,8 @@
 """Effects, a part of the host core: runs calls with consequences outside the fleet, such as payments, mails and orders.
 
-Theory of operation ------------------- An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`;
+Theory of operation
+-------------------
+An effect is called once its *intent* was released as an output of its agent (`host_outputs.py`;
 output commit: Strom and Yemini 1985). A turn that requests an effect waits for an entry of its journal. In the same step the agent emits
 the intent, under a topic reserved for effects, and requests an epoch. Once released, the intent is part of the state that every recovery
 restores. So no failure undoes a turn that has acted outside, and no outside action has to be reconciled afterwards (G12). One step puts the
@@ -152,7 +154,7 @@ class Effects:
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        if self.are_held and not effects.is_called:  # a marked effect would count as called
+        if self.are_held and not effects.is_called:  # a marked effect is called even now: it counts as called
             effects.is_ready = True
             return
         effects.is_ready, effects.is_called = False, True

@@ -95,7 +95,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     """The fleet starts or restarts from the recovery line of epoch `line_epoch`; 0 = the initial states. `logs`: host logs of earlier
     plans, perhaps unsealed.
 
-    `drop_before`: entries beyond the line are dropped from logs of plans earlier than this one. `deaths`: turns during which processes have
+    `drop_before`: logs of plans with lower numbers than this are dropped beyond the line. `deaths`: turns during which processes have
     died. `newest`: log → newest batch known to the coordinator.
     """
 
@@ -316,7 +316,7 @@ class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
     `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment": the next segment of a
-    durable turn, after the awaited entry was `found`, or, after a recovery, all segments of `turn` again. `number`: number of a durable
+    durable turn, after the awaited entry was `found`, or all segments of `turn` again. `number`: number of a durable
     turn among those of its agent; `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without
     calling its handler; such a turn still creates its agent if `is_made` is true."""
 

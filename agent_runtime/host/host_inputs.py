@@ -110,7 +110,7 @@ class ReplyWaiters:
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        has_dead_lettered = agent.last_dead_letter > 0  # operators ask after the command was accepted
+        has_dead_lettered = agent.last_dead_letter > 0  # operators ask only after the command was accepted
         is_unreported = any(
             has_dead_lettered or known.reply or (agent.id, known.key) in self._waiting for known in fresh
         )
@@ -256,7 +256,7 @@ class Inputs:
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
         """Consume an input: after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
-        if agent is not None and agent.inputs is not None:  # otherwise the agent has left
+        if agent is not None and agent.inputs is not None:  # otherwise it has left, and its inputs are dead letters
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 

@@ -22,11 +22,11 @@ from snapline.messages import host_messages as msg
 
 
 class AgentRetirement(Protocol):
-    """Interface that outputs need from the membership part."""
+    """Interface that parts below the membership need from it."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a leaving agent if no reason to keep it remains. Its outbox has drained, its outputs are released, or its answers may be
-        sent."""
+        """Retire a leaving agent if nothing keeps it here any more. The caller has found one reason gone: the outbox has drained, outputs
+        are released, or answers may be sent."""
 
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024

@@ -63,7 +63,7 @@ _Question = tuple[str, str, bool]
 
 
 class AnswerSource(Protocol):
-    """Interface that the service needs from its host."""
+    """Interface that the service of `Inputs.Ask` needs from its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
         """Wait for the answer to an input; `then` is called with the answer, if one ever arrives."""
@@ -73,7 +73,7 @@ class AnswerSource(Protocol):
 
 
 class AskService:
-    """The service of one host. All calls run on the host's event loop."""
+    """Calls of `Inputs.Ask` on one host. All calls run on the host's event loop."""
 
     def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
@@ -264,7 +264,7 @@ _Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
 class Agents(AnswerSource, Protocol):
-    """Interface that the service needs from its host."""
+    """Interface that the service of inputs needs from its host."""
 
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
@@ -276,7 +276,7 @@ class Agents(AnswerSource, Protocol):
 
 
 class InputService:
-    """The service of one host. All calls run on the host's event loop."""
+    """Calls that offer inputs to one host. All calls run on the host's event loop."""
 
     def __init__(
         self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = unchanged_payload

@@ -88,7 +88,7 @@ class Intake:
         self._feed(ev.ViewRequested(self._count, agent, is_settled))
 
     def answer_view(self, command: ev.AnswerView) -> None:
-        """Pass on the core's decision."""
+        """Pass the view on to the callback."""
         self._views.pop(command.request)(command)
 
     def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
@@ -98,7 +98,7 @@ class Intake:
         self._feed(ev.EffectsRequested(self._count))
 
     def answer_effects(self, command: ev.AnswerEffects) -> None:
-        """Pass the agents or effects that the core has found on to the callback."""
+        """Pass the effects that the core has found on to the callback."""
         self._effects.pop(command.request)(command)
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
@@ -108,7 +108,7 @@ class Intake:
         self._feed(ev.WaitingAgentsRequested(self._count))
 
     def answer_waiting(self, command: ev.AnswerWaiting) -> None:
-        """Pass the agents or effects that the core has found on to the callback."""
+        """Pass the agents that the core has found on to the callback."""
         self._waiting.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------

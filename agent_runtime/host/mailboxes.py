@@ -180,7 +180,7 @@ class Mailboxes:
             self.start(agent, entry)
             return
         if is_dead_lettered and agent.owes and agent.current is None:
-            self._before_turn(agent)  # reports entries that were consumed without a turn
+            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
         """Queue the agent's own deferred turns if they need not be deferred any longer."""
@@ -235,7 +235,7 @@ class Mailboxes:
             agent.current = entry
             self.start(agent, entry)
         elif agent.owes and agent.current is None:
-            self._before_turn(agent)  # reports entries that were consumed without a turn
+            self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:

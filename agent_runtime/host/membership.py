@@ -109,7 +109,7 @@ class Membership:
                 self._discard_reservation(agent, name, creation_payload(kind, state), event.refused)
             else:
                 self._create(agent, name, kind, state, event)
-        del self.reservations[event.request]  # last, so that no epoch closes between two children
+        del self.reservations[event.request]  # only now, so that no epoch closes between two children
         self._outlets.leave(agent, held)
         agent.current = None
         self._mode.moved(agent)  # a checkpoint taken since the turn does not contain these sends

@@ -124,9 +124,8 @@ async def _result_of_work(
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
     result = await _effect_of(command, work, world, call)
-    return (
-        None if work.intent.is_undo else result
-    )  # no code reads a compensation's result, so a result that cannot be encoded is not a failure
+    # No code reads a compensation's result, so a result that cannot be encoded is not a failure.
+    return None if work.intent.is_undo else result
 
 
 async def _effect_of(
@@ -481,7 +480,7 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def object_of(self, agent: str) -> Agent:
-        """Return the agent's object. Only tests call this method, and they must not change the object's state."""
+        """Return the agent's object itself, not a copy."""
         return self._running[agent].agent
 
     def forget(self, agent: str) -> None:

@@ -1,6 +1,8 @@
 """Host mode for all protocols except chandy-lamport: agents checkpoint on their own, or for a koo-toueg round.
 
-Theory of operation ------------------- The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until
+Theory of operation
+-------------------
+The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until
 the agent's next checkpoint stores it. So the store has the in-transit messages of every cut of checkpoints: a checkpoint includes the
 messages sent before it (protocols.md, section 3). The coordinator makes epochs from such cuts. Recovery plans then work as in every fleet.
 This mode takes no part in recoveries except for the freeze before a recovery.
@@ -311,9 +313,8 @@ class LoggedMode:
         shared.counts.piggybacked += 1
         logged.keep(outlet.receiver, outlet.number, payload, piggyback)
         if owner.current is None:
-            self._saving.moved(
-                owner
-            )  # the message had waited for credit, so the outbox is now shorter than at the last checkpoint
+            # The message had waited for credit, so the outbox is now shorter than at the last checkpoint.
+            self._saving.moved(owner)
         if logged.log_bytes > LOG_BYTES_MAX:
             self._saving.owe_basic(owner.id, logged)
         if logged.backlog.log_bytes > LOGS_BYTES_MAX:

@@ -84,7 +84,7 @@ class HostMode(Protocol):
         """Handle a client that waits until a complete epoch contains a turn that has just ended or is about to end."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Handle parked messages that have left between two turns, since no turn may follow."""
+        """Handle parked messages that have left between two turns; perhaps no turn follows."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
