@@ -5,8 +5,8 @@ The problem: a state of many small objects takes long to encode, and its changes
 The model: `fork()` between two turns creates a child process with a copy of the state, made page by page when either side writes. Only the
 thread that called `fork` exists in the child. Locks that other threads hold stay locked forever. So the child runs `encode()` and system
 calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a head
-with their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status is
-0. Otherwise the capture has failed, and the caller encodes in its own process.
+with their length and BLAKE3, and exits with `os._exit`. A result counts only if the head exists, the digest is right, and the exit status
+is 0. Otherwise the capture has failed, and the caller encodes in its own process.
 
 The rules, and how the module implements them:
 

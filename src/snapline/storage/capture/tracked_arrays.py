@@ -190,7 +190,7 @@ class ArenaSlot(Protocol):
 
 
 class Pool(Protocol):
-    """Source of buffers for copies: `arena.ArenaPool`."""
+    """Source of buffers for copies: `image.ArenaPool`."""
 
     def take(self, size_bytes: int) -> ArenaSlot: ...
 
