@@ -35,8 +35,6 @@ WORK_NS = 300_000_000_000
 LOOKS_APART, AGENTS_PER_CHECK = 4, 1_000
 """Invariants of all cores are checked at every fourth of these checks, in large fleets less often, and at the end of the run."""
 
-Runner = Callable[[Scenario, int, Choices | None], Result]
-
 
 def run(
     scenario: Scenario,

@@ -2,6 +2,4 @@
 
 from snapline.sim.mutants.catalogue import MUTANTS as MUTANTS
 from snapline.sim.mutants.catalogue import mutated as mutated
-from snapline.sim.mutants.registry import Mutant as Mutant
 from snapline.sim.mutants.registry import check_replaceable as check_replaceable
-from snapline.sim.world.product_patches import Patch as Patch

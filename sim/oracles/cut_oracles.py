@@ -62,7 +62,7 @@ def record_cut(
             captured = books.find(checkpoint)
             if captured is not None:
                 cut.places[agent] = CutPlace(captured.turns, captured.voids, captured.parked, captured)
-    _add_gone(branch, cut, checkpoints)
+    _add_gone(branch, cut)
     return cut, findings
 
 
@@ -79,20 +79,20 @@ def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: Age
         yield "incarnation", "G9", f"{name} is of an older plan, and plan {branch.plan} did not start from it"
 
 
-def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
+def _add_gone(branch: Branch, cut: CutRecord) -> None:
     """Add the agents that had left before the cut, parents before their children."""
     waiting = [x for x in branch.histories.values() if x.stopped_at and x.agent not in cut.places]
     is_growing = True
     while waiting and is_growing:
         is_growing = False
         for history in list(waiting):
-            if _was_born_inside(branch, cut, history.agent, checkpoints):
+            if _was_born_inside(branch, cut, history.agent):
                 cut.places[history.agent] = CutPlace(history.turns, history.voids, {}, is_gone=True)
                 waiting.remove(history)
                 is_growing = True
 
 
-def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Mapping[str, AgentCheckpoint]) -> bool:
+def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
     """Return whether the creation of `agent` had left its parent inside the cut; always true for initial agents."""
     creations = [
         (channel, index)

@@ -363,14 +363,14 @@ class DrivenTurn:
             return
         if not isinstance(waits_for, Wait):
             self._is_over = True
-            self._host.shared.misused(_foreign(self._coroutine, waits_for))
+            self._host.shared.misused(_foreign(self._coroutine))
         elif waits_for.delay_ns is None:
             waits_for.begin(lambda: self._host.later(self._host.shared.kernel.now_ns, self._go_on))
         else:
             self._host.later(self._host.shared.kernel.now_ns + waits_for.delay_ns, self._go_on)
 
 
-def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:
+def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
     """Return an error message that names the innermost line at which the coroutine waits."""
     inner: Any = coroutine  # coroutines and awaitables of any kind
     where = ""

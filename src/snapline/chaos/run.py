@@ -82,7 +82,7 @@ class StoreJudge:
             )
         for epoch in epochs:
             try:
-                self._judge_epoch(store, epoch, damaged)
+                self._judge_epoch(store, epoch)
             except SnaplineError as error:
                 if epoch in store.epochs() and not damaged:
                     self._add_violation("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
@@ -121,7 +121,7 @@ class StoreJudge:
                 return None
         return self._store
 
-    def _judge_epoch(self, store: Store, epoch: int, damaged: list[str]) -> None:
+    def _judge_epoch(self, store: Store, epoch: int) -> None:
         root = store.read_ref(epoch)
         if self._roots.setdefault(epoch, root) != root:
             self._add_violation("outcome", "G4", f"epoch {epoch} was {self._roots[epoch]}, and is {root}")
