@@ -65,7 +65,6 @@ from snapline.agent_runtime.host.plans import HostParts, HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused
-from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import Manual, Policy
@@ -188,7 +187,7 @@ class HostCore:
             msg.AgentsReserved: self._membership.on_agents_reserved,
             msg.AgentRetired: self._membership.on_agent_retired,
             msg.RollbackRefused: self.turn_ends.on_rollback_refused,
-            ends.Quiesce: self._plans.on_quiesce,
+            msg.Quiesce: self._plans.on_quiesce,
             msg.AgentsLocated: self._ends.on_agents_located,
         }
 

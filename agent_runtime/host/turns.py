@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime import unawaited
-from snapline.agent_runtime import unawaited as forgotten
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
@@ -645,7 +644,7 @@ class Turns:
         assert journal is not None
         ctx.go_on()
         try:
-            with forgotten.no_task(no_tasks):
+            with unawaited.no_task(no_tasks):
                 segment = flight.coroutine.send(found)
         except StopIteration:
             journal.end()
@@ -654,9 +653,9 @@ class Turns:
             is_final = isinstance(error, NotUndoneError)
             return self._failed(turn, ctx, journal.divergence or of_a_task(error), is_final=is_final)
         problem = journal.divergence if type(segment) is SegmentEnd else foreign(segment)
-        if problem is None and (ctx.unawaited or forgotten.freed):
-            left = forgotten.left_by(ctx, is_over=False)
-            problem = UsageError(forgotten.sentence(left)) if left else None
+        if problem is None and (ctx.unawaited or unawaited.freed):
+            left = unawaited.left_by(ctx, is_over=False)
+            problem = UsageError(unawaited.sentence(left)) if left else None
         if problem is not None:
             flight.close()
             return self._failed(turn, ctx, problem)
@@ -676,7 +675,7 @@ class Turns:
     # ---- how turns end --------------------------------------------------------------------------------------------
 
     async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
-        forgotten.enter_turn()
+        unawaited.enter_turn()
         try:
             await coroutine
         except asyncio.CancelledError as error:
@@ -749,10 +748,10 @@ class Turns:
         """End the turn of a handler that has returned. If the new state cannot be saved, this turn fails, rather than later epochs."""
         if not ctx.close():
             return self._failed(turn, ctx, UsageError(CAUGHT))
-        if ctx.unawaited or forgotten.freed:
-            left = forgotten.left_by(ctx, is_over=True)
+        if ctx.unawaited or unawaited.freed:
+            left = unawaited.left_by(ctx, is_over=True)
             if left:
-                return self._failed(turn, ctx, UsageError(forgotten.sentence(left)))
+                return self._failed(turn, ctx, UsageError(unawaited.sentence(left)))
         running = self._running.get(turn.agent)
         if running is not None and running.on_error == "undo":
             try:
@@ -765,7 +764,7 @@ class Turns:
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
     ) -> ev.TurnFailed:
         ctx.close()
-        forgotten.take_freed()  # the turn has failed, and its error is reported instead
+        unawaited.take_freed()  # the turn has failed, and its error is reported instead
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
         request, error = request_in(error, on_error)

@@ -19,7 +19,7 @@ import msgspec
 from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.fleet import Fleet, class_of, restored
 from snapline.agent_runtime.message_encoding import MessageReader, Output, OutputsReverted, read_batch, state_decoder
-from snapline.agent_runtime.snapshots import snapshot_cut as snapshot_html
+from snapline.agent_runtime.snapshots import snapshot_cut
 from snapline.agent_runtime.snapshots.snapshot_cut import (
     DeadLetter,
     Decode,
@@ -147,7 +147,7 @@ class SnapshotStore:
     def _repr_html_(self) -> str:
         from snapline.storage.store.catalog import read_summaries
 
-        return snapshot_html.of_store(self.location, read_summaries(self._store))
+        return snapshot_cut.of_store(self.location, read_summaries(self._store))
 
 
 class Snapshot:
@@ -240,7 +240,7 @@ class Snapshot:
         return f"<Snapshot {self.epoch} of fleet {self.fleet}: {len(self.agents)} agents, created {self.created}>"
 
     def _repr_html_(self) -> str:
-        return snapshot_html.of_snapshot(self)
+        return snapshot_cut.of_snapshot(self)
 
 
 class SavedAgent:
@@ -358,7 +358,7 @@ class SavedAgent:
         return f"<SavedAgent {self.agent}: {description}, {self.kind} on {self.host}>"
 
     def _repr_html_(self) -> str:
-        return snapshot_html.of_agent(self)
+        return snapshot_cut.of_agent(self)
 
     @functools.cached_property
     def _tree(self) -> object:
