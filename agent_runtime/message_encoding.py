@@ -23,28 +23,25 @@ differ only in their tails are equal (`without_tail`).
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import msgspec.inspect
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError, UsageError
-from snapline.messages.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BYTES, split_message
+from snapline.messages.payloads import CALL, CALL_ID_BYTES, CREATE, MARK, REPLY, TAIL_BYTES, split_message
 from snapline.storage.capture.declared_values import check_declared, survives_round_trip
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.values import decode_declared, decode_own_value, decode_value, encode_value
 from snapline.storage.disk.record import Buffer
-from snapline.storage.outputs import output_files as reading
-from snapline.storage.outputs.output_files import OutputBatch
 from snapline.storage.outputs.output_record import matches_topic
 
-encode_hook = encode_value
-"""Encodes types that msgspec cannot encode, such as NumPy arrays. Uses NumPy only if it is already imported."""
+if TYPE_CHECKING:
+    from snapline.storage.outputs.output_files import OutputBatch, RevertedEpochs
 
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
-_ordered = msgspec.msgpack.Encoder(enc_hook=encode_hook, order="deterministic")
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
+_ordered = msgspec.msgpack.Encoder(enc_hook=encode_value, order="deterministic")
 
 
 def encode_body(value: object) -> bytes:
@@ -257,7 +254,7 @@ class OutputsReverted(msgspec.Struct, frozen=True):
     cursor: str
 
 
-def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
+def read_batch(batch: "OutputBatch", topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
     """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all topics if `topic` is empty.
     EncodingError."""
     if batch.undone is not None:
@@ -269,7 +266,7 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
             yield Output(output.agent, output.number, output.topic, message, cursor, batch.epoch, output.emitted_ns)
 
 
-def undone_of(undone: reading.RevertedEpochs, cursor: str) -> OutputsReverted:
+def undone_of(undone: "RevertedEpochs", cursor: str) -> OutputsReverted:
     """Return the reverted epochs in the form for programs."""
     return OutputsReverted(undone.after, undone.epochs, cursor)
 
@@ -280,7 +277,6 @@ HOPS_MAX = 255
 TAILED_NAME_BYTES_MAX, TAILED_KIND_BYTES_MAX = 255, 0xFFFF
 """Largest sizes with the tail: the length of a name has one byte, the length of a kind two. If the tail does not fit, the trace ends."""
 
-_CREATE = b"\x00"
 _CALL_BYTES = len(CALL) + CALL_ID_BYTES
 _SAMPLED = 1
 
@@ -336,7 +332,7 @@ class _Name(NamedTuple):
 
 def _name_in(payload: bytes) -> _Name:
     offset = _CALL_BYTES if payload.startswith(CALL) else 0
-    width = 2 if payload.startswith(_CREATE, offset) else 1
+    width = 2 if payload.startswith(CREATE, offset) else 1
     start = offset + (3 if width == 2 else 1)
     return _Name(start, start + int.from_bytes(payload[start - width : start], "big"), width)
 

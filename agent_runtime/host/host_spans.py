@@ -33,7 +33,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.message_encoding import Traceparent, read_tail, tail_of, with_tail
+from snapline.agent_runtime.message_encoding import HOPS_MAX, Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.messages.payloads import MARK, split_message
@@ -143,7 +143,7 @@ class TurnSpans:
             attributes["snapline.replayed"] = True
         above = None if parent is None else SpanIds(parent.trace, parent.span)
         span = QuickSpan(f"turn {name}", trace.SpanKind.CONSUMER, above, attributes, span=derived)
-        after = _traceparent(span, HOPS_FIRST if parent is None else parent.hops - 1)
+        after = _traceparent(span, HOPS_MAX if parent is None else parent.hops - 1)
         context = trace.set_span_in_context(span)
         opened = FollowedTurn(span, context, after.tail(), turn.incarnation, bool(derived))
         self.open[turn.agent] = opened
@@ -195,10 +195,7 @@ class TurnSpans:
         self._export.queue.put(span)
 
 
-HOPS_FIRST = Traceparent(0, 0).hops
-
-
-def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
+def _traceparent(span: QuickSpan, hops: int = HOPS_MAX) -> Traceparent:
     span_context = span.get_span_context()
     return Traceparent(span_context.trace_id, span_context.span_id, hops)
 
