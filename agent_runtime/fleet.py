@@ -234,7 +234,7 @@ class Fleet:
         if isinstance(source, Agent):
             # The agent in the definition stays unchanged, since a later recovery to the initial states starts from it
             # again.
-            agent_object = clone(agent_object, image)
+            agent_object = restore_agent(type(agent_object), image)
         return agent_object
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
@@ -375,11 +375,6 @@ def _is_duration(value: object) -> bool:
 
 def _is_objective(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= OBJECTIVE_MOST_S
-
-
-def clone(agent: Agent, image: bytes) -> Agent:
-    """Return a second agent of the same class, with the state from `image`."""
-    return restore_agent(type(agent), image)
 
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:

@@ -32,7 +32,7 @@ from snapline.adapters.langgraph import (
 )
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.fleet import clone
+from snapline.agent_runtime.fleet import restore_agent
 from snapline.agent_runtime.message_encoding import encode_body, message_decoder
 from snapline.agent_runtime.rollback_errors import RollbackRequestedError
 from snapline.agent_runtime.turn_environment import TurnEnvironment
@@ -61,7 +61,7 @@ def turn(seed: int = 0) -> Context:
 
 def restored(agent: SnaplineGraphAgent) -> Any:
     """What a recovery makes of it: nothing but its state is left."""
-    return clone(agent, image_of(agent))
+    return restore_agent(type(agent), image_of(agent))
 
 
 def image_of(agent: SnaplineGraphAgent) -> bytes:
