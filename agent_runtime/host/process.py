@@ -37,8 +37,7 @@ from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.servers import supervised
 from snapline.errors import SnaplineError, StoreKeyError, UsageError
 from snapline.ids import check_id
-from snapline.messages.client_wire import AGENTS_SERVICE as AGENTS
-from snapline.messages.client_wire import INPUTS_SERVICE as INPUTS
+from snapline.messages.client_wire import AGENTS_SERVICE, INPUTS_SERVICE
 from snapline.messages.host_messages import Directive, HostMessage, OpenTurn
 from snapline.security.rpc_authorization import HOST
 from snapline.security.transport import Security, is_loopback
@@ -180,7 +179,7 @@ class Host:
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 handle_signal(loop, number, self._planned_stop.asked, number)
         port = await self._transport.start(
-            self._options.listen, {INPUTS: self._inputs.handlers(), AGENTS: self._views.handlers()}
+            self._options.listen, {INPUTS_SERVICE: self._inputs.handlers(), AGENTS_SERVICE: self._views.handlers()}
         )
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
