@@ -47,7 +47,7 @@ import msgspec
 
 from snapline.errors import ProtocolError
 from snapline.sim.explorer.epoch_model import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report
-from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of
+from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of, validated_image
 
 SNAPSHOTS_OPEN_MAX = 1_024
 """Maximum number of incomplete snapshots of an agent. Usually there are at most ten; a thousand indicates that markers are lost."""
@@ -274,7 +274,7 @@ class PlainModel(EpochModel):
         super().__init__(bounds)
 
     def cores_of(self, agent: int) -> CoreMemo[ChandyLamportCore]:
-        return CoreMemo(_freeze, self.core_type.restore)
+        return CoreMemo(validated_image, self.core_type.restore)
 
     def new_core(self, agent: int, begun: int) -> ChandyLamportCore:
         others = [name for name in self.names if name != self.names[agent]]
@@ -343,8 +343,3 @@ class PlainModel(EpochModel):
         report = Report(agent, command.snapshot, None, books, states)
         records = tuple(record for record in node.records if record.epoch != command.snapshot)
         return node._replace(records=records), ((len(self.agents), self.items.of(report)),)
-
-
-def _freeze(core: ChandyLamportCore) -> ChandyLamportImage:
-    core.validate()
-    return core.freeze()

@@ -63,6 +63,7 @@ from snapline.sim.explorer.state_search import (
     ProposedMove,
     State,
     key_of,
+    validated_image,
 )
 
 
@@ -396,7 +397,7 @@ class StampedModel(EpochModel):
         super().__init__(bounds)
 
     def cores_of(self, agent: int) -> CoreMemo[EpochStampedCore]:
-        return CoreMemo(_freeze, self.core_type.restore)
+        return CoreMemo(validated_image, self.core_type.restore)
 
     def new_core(self, agent: int, begun: int) -> EpochStampedCore:
         return self.core_type(self.names[agent], recorded=begun)
@@ -535,8 +536,3 @@ class HashableReport:
 
     def __hash__(self) -> int:
         return hash(self._key)
-
-
-def _freeze(core: EpochStampedCore) -> EpochStampedImage:
-    core.validate()
-    return core.freeze()

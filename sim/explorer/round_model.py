@@ -49,6 +49,7 @@ from snapline.sim.explorer.state_search import (
     ProposedMove,
     State,
     key_of,
+    validated_image,
 )
 
 
@@ -98,8 +99,8 @@ class RoundModel(LoggedModel):
     ) -> None:
         super().__init__(bounds)
         self.core_type, self.round_type = core_type, round_type
-        self.cores: list[CoreMemo[KooTouegCore]] = [CoreMemo(_freeze, core_type.restore) for _ in self.agents]
-        self.rounds: CoreMemo[KooTouegRound] = CoreMemo(_freeze_round, round_type.restore)
+        self.cores: list[CoreMemo[KooTouegCore]] = [CoreMemo(validated_image, core_type.restore) for _ in self.agents]
+        self.rounds: CoreMemo[KooTouegRound] = CoreMemo(validated_image, round_type.restore)
         self.coordinators: Interner[RoundCoordinator] = Interner()
         self._masks: Memo[int, int] = Memo(lambda number: self._mask(self.coordinators.values[number].decided))
         self._columns = [self._columns_memo(agent) for agent in self.agents]
@@ -377,13 +378,3 @@ def _text_of(word: msgspec.Struct) -> str:
         case RoundDecided():
             return f"that round {word.round} is {'committed' if word.is_committed else 'aborted'}"
     return repr(word)
-
-
-def _freeze(core: KooTouegCore) -> bytes:
-    core.validate()
-    return core.freeze()
-
-
-def _freeze_round(core: KooTouegRound) -> KooTouegRoundImage:
-    core.validate()
-    return core.freeze()

@@ -80,6 +80,19 @@ def key_of(event: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(event)
 
 
+class ValidatedCore(Protocol):
+    """Interface of a core that checks its invariants and has a hashable image."""
+
+    def validate(self) -> None: ...
+    def freeze(self) -> Hashable: ...
+
+
+def validated_image(core: ValidatedCore) -> Hashable:
+    """Check the invariants of a core, and return its image."""
+    core.validate()
+    return core.freeze()
+
+
 class CoreMemo(Generic[CoreT]):
     """Memo for the cores of one agent. The memo maps (image, action) to (next image, result); the real core computes each entry once.
 
