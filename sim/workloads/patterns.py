@@ -7,7 +7,8 @@ from functools import cache
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart, PatternPart, duration_ns
-from snapline.sim.workloads.workload import SECOND_NS, UserWorkload, Workload, checked, user_workload, with_protocol
+from snapline.sim.workloads.workload import UserWorkload, Workload, checked, user_workload, with_protocol
+from snapline.sim.world.kernel import SECOND_NS
 
 _PATTERNS: dict[str, tuple[str, str]] = {
     "ring": ("walks:make_walk", "tokens go round"),

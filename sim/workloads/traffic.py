@@ -28,7 +28,6 @@ from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import FOREVER, Ledger, Parcel, Plan, Tick, Worker, name_of, shares
 from snapline.sim.workloads.walks import DEGREE, random_peers
 from snapline.sim.workloads.workload import (
-    SECOND_NS,
     LedgerWorkload,
     Make,
     check_agents,
@@ -37,6 +36,7 @@ from snapline.sim.workloads.workload import (
     pause_ns,
     plan_of,
 )
+from snapline.sim.world.kernel import SECOND_NS
 
 SOURCE_PAUSE_NS = 1_000_000
 

@@ -56,6 +56,7 @@ from snapline.sim.workloads.ledger import (
     name_of,
     states_of,
 )
+from snapline.sim.world.kernel import SECOND_NS
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -99,8 +100,6 @@ Make = Callable[[int], snapline.Agent]
 
 Choose = Callable[[str, int], int]
 """Function that gets a choice name and n, and draws a number from 0 to n - 1; 0 is the benign choice."""
-
-SECOND_NS = 1_000_000_000
 
 RAISES_ONE_IN = 8
 """One input in this number has a handler that usually raises an exception."""

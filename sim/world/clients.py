@@ -35,12 +35,12 @@ from snapline.sim.workloads.ledger import Nudge
 from snapline.sim.workloads.workload import to_given_input
 from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.kernel import MS, SECOND_NS
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 
 # -- requests -------------------------------------------------------------------------------------------------------------
 
-MS = 1_000_000
 
 BROKEN_NS = 400 * MS
 """Time until a client notices a broken stream."""
@@ -283,9 +283,7 @@ class ClientCalls:
 
 # -- programs -------------------------------------------------------------------------------------------------------------
 
-S = 1000 * MS
-
-PATIENCE_NS = (30 * S, 2 * S, 500 * MS)
+PATIENCE_NS = (30 * SECOND_NS, 2 * SECOND_NS, 500 * MS)
 """Time limits for a send or an answer: first that of `client.TIMEOUT_S`, then shorter ones."""
 
 AGAIN_NS = 50 * MS

@@ -18,6 +18,10 @@ import msgspec
 
 from snapline.errors import SnaplineError, StoreError, UsageError
 
+MS = 1_000_000
+SECOND_NS = 1_000 * MS
+"""One millisecond and one second, in nanoseconds."""
+
 PIECE = 1_000
 """Number of journal entries that are hashed together; the hash after each such piece is a waypoint."""
 
@@ -134,8 +138,6 @@ class Clocks:
 
 
 # -- waits ----------------------------------------------------------------------------------------------------------------
-
-SECOND_NS = 1_000_000_000
 
 
 class Wait:

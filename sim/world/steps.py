@@ -28,12 +28,10 @@ from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.host_streams import HostRun
-from snapline.sim.world.kernel import SECOND_NS, NotSimulatedError, VirtualLoop, Wait, drive
+from snapline.sim.world.kernel import MS, SECOND_NS, NotSimulatedError, VirtualLoop, Wait, drive
 from snapline.sim.world.world_state import WorldState
 
 # -- stubs ----------------------------------------------------------------------------------------------------------------
-
-MS = 1_000_000
 
 WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
 """Delays of a request and of its answer: together as long as a step without a stub."""
