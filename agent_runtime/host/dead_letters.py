@@ -146,7 +146,7 @@ def is_operator_command(entry: Entry) -> bool:
     return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
 
 
-def parse_effect_key(entry: Entry) -> str:
+def key_of_entry(entry: Entry) -> str:
     """Return the key of an input, or of an operator command; "" for anything else."""
     return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
 
@@ -256,7 +256,7 @@ def handled(agent: LocalAgent, word: Entry) -> None:
     place = _place_of(agent, _command_of(agent, word[2]))
     if place is not None:
         if agent.dead_letters[place].key and agent.inputs is not None:
-            agent.inputs.retried(agent.dead_letters[place].key, parse_effect_key(word))
+            agent.inputs.retried(agent.dead_letters[place].key, key_of_entry(word))
         _take_out(agent, place)
         agent.dead_letter_count -= 1
 

@@ -141,7 +141,7 @@ class DurableTurns:
             kind, sender, payload = dead_letters.turn_of(agent, payload)
             dead_letters.handled(agent, entry)
         turn = DurableTurn(
-            SavedTurn(kind, sender, payload, pause.seed, dead_letters.parse_effect_key(entry)),
+            SavedTurn(kind, sender, payload, pause.seed, dead_letters.key_of_entry(entry)),
             self._steps.began(agent),
         )
         self._mailboxes.consume(entry, is_open=True)

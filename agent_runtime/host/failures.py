@@ -218,7 +218,7 @@ class HostFailures:
         kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
             dead_letters.take_failed_retry(agent, entry) if dead_letters.is_operator_command(entry) else None,
-            dead_letters.parse_effect_key(entry),
+            dead_letters.key_of_entry(entry),
         )
         if again is not None:
             sender, payload, key = again.sender, again.payload, again.key

@@ -131,7 +131,7 @@ class RollbackDemand(msgspec.Struct):
         said: the host's message.
         epoch: the target; 0 while it is being looked up.
         refused: why the request was refused, for operators; "": the request was not refused.
-        heard_ns: time when this leader first received the request.
+        received_ns: time when this leader first received the request.
     """
 
     said: WantRollback

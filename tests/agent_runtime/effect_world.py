@@ -96,7 +96,6 @@ class World:
         logs: what host logs hold of durable turns.
         released: the ledger as readers have it.
         problems: what the world has seen that must not be.
-        probed: how often somebody asked before calling.
     """
 
     def __init__(self, fleet: snapline.Fleet, seed: int, *, crashes: int = 0, failures: float = 0.0) -> None:

@@ -148,8 +148,8 @@ class RpcRule(NamedTuple):
         roles: roles that may call it.
         request_bytes_max: largest size of a request; 0: a stream, which its handler bounds.
         note: text for the documentation.
-        is_for_itself: a host or replica may act only for itself; the handler checks this.
-        acts: the RPC changes something, so calls of operators and admins are logged.
+        is_self_only: a host or replica may act only for itself; the handler checks this.
+        changes_state: the RPC changes something, so calls of operators and admins are logged.
     """
 
     roles: tuple[str, ...]

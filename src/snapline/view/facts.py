@@ -52,7 +52,7 @@ class Heard(msgspec.Struct, frozen=True):
 
     Attributes:
         facts: the last answer; None if no answer has arrived yet.
-        heard_s: time of the last answer, in seconds since 1970.
+        updated_s: time of the last answer, in seconds since 1970.
         trouble: reason why the last request has no answer; "" if the request was answered.
         turns_per_s: turns per second of all hosts; None if unknown.
         host_turns_per_s: host → turns per second, for hosts whose rate is known.

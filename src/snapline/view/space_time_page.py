@@ -171,7 +171,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
         sampled: every N-th message of each channel was traced.
         silent: hosts that do not report.
         is_missing: some hosts had more events than they reported.
-        left_out: number of omitted events at the beginning of a trace.
+        omitted: number of omitted events at the beginning of a trace.
         trace: name of the trace.
         held: number of the held snapshot.
         targets: epochs that have a page.
