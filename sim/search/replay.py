@@ -25,9 +25,6 @@ from snapline.sim.search.pool import make_setup, other_hash_seed, run_tasks
 from snapline.sim.search.worker import Runner, Task, journaled, load_runner, name_of
 from snapline.sim.world.kernel import PIECE
 
-RESULT, CONFIG, CHOICES = "result.json", "config.toml", "choices.json"
-"""Names of files in the folder of a run."""
-
 SHOWN_BEFORE = 3
 """Number of journal entries shown before the first differing entry, for context."""
 
@@ -170,7 +167,7 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
         UsageError: see `read_repro`.
     """
     scenario, seed, record = read_repro(folder)
-    expected, _ = run_folder.read_result(folder / RESULT)
+    expected, _ = run_folder.read_result(folder / run_folder.RESULT)
     choices: Choices | None = None if record is None else RecordedChoices(record)
     result = load_runner(name_of(runner))(scenario, seed, choices=choices)
     return ReplayResult(result, expected.trace_hash, repro_warnings(folder, commit=commit))
@@ -182,12 +179,16 @@ def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
     Raises:
         UsageError: the folder is not a run folder, or has another schema.
     """
-    result, provenance = run_folder.read_result(folder / RESULT)
+    result, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if provenance.schema != SCHEMA:
         hint = f", of commit {provenance.commit}" if provenance.commit else ""
         raise UsageError(f"{folder} has schema {provenance.schema}, this is for {SCHEMA}: use its own snapline{hint}")
-    choices = folder / CHOICES
-    return _scenario(folder / CONFIG), result.seed, run_folder.read_choices(choices) if choices.exists() else None
+    choices = folder / run_folder.CHOICES
+    return (
+        _scenario(folder / run_folder.CONFIG),
+        result.seed,
+        run_folder.read_choices(choices) if choices.exists() else None,
+    )
 
 
 def _scenario(path: Path) -> Scenario:
@@ -199,7 +200,7 @@ def _scenario(path: Path) -> Scenario:
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
     """Return reasons why a repeated run may give another result. `commit` is the commit of the running code, or "" if unknown."""
-    _, provenance = run_folder.read_result(folder / RESULT)
+    _, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []
     return [f"the run was made at commit {provenance.commit}, and this is {commit}: it may end differently"]
