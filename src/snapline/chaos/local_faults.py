@@ -56,8 +56,6 @@ RESEND_S, RESENDS_MAX = 0.2, 6
 PORT_ATTEMPTS_MAX = 200
 """Largest number of attempts to find a port, as in `deploy/data_directory.py`."""
 
-Path_ = tuple[str, str]
-
 
 class Gates:
     """All gates, and the faults of the paths between nodes."""
@@ -65,7 +63,7 @@ class Gates:
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
         """Create the gates. `pids`: returns process id → node of the running nodes."""
         self._pids = pids
-        self._paths: dict[Path_, cm.SetPath] = {}
+        self._paths: dict[cm.Path, cm.SetPath] = {}
         self._changed = asyncio.Event()
         self._random = random.Random(seed)
         self._open: dict[
@@ -126,7 +124,7 @@ class Gates:
                 if closing is not None:
                     _reset(closing)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path_) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: cm.Path) -> None:
         """Forward one direction: read a block, wait for the delay, and write the block; then read what has arrived meanwhile."""
         data = b"-"
         while data:
@@ -140,11 +138,11 @@ class Gates:
             writer.write(data)
             await writer.drain()
 
-    async def _until_open(self, path: Path_) -> None:
+    async def _until_open(self, path: cm.Path) -> None:
         while (faults := self._paths.get(path)) is not None and faults.is_blocked:
             await self._changed.wait()
 
-    def _delay_s(self, path: Path_, size: int) -> float:
+    def _delay_s(self, path: cm.Path, size: int) -> float:
         """Return the delay. A byte waits for the bytes before it, so its delay may double."""
         faults = self._paths[path]
         delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
