@@ -285,7 +285,7 @@ class MovesOperator:
         self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
 
     def on_answered(self, answer: AnswerMoves) -> None:
-        """Check that each request is answered at most once. A leader that loses leadership leaves requests unanswered."""
+        """Check that each request is answered at most once. A leader that is replaced or crashes leaves requests unanswered."""
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
@@ -321,7 +321,7 @@ class RestoreRequest(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual event loop for the service of one leader. Calls are dropped once the leader has lost leadership."""
+    """Virtual event loop for the service of one leader. Calls are dropped once the leader has been replaced or has crashed."""
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)

@@ -1,4 +1,5 @@
-"""Driver of handlers that wait, and stubs that replace outside services. Handlers may await only `ctx.step`.
+"""Driver of handlers that wait, and stubs that replace outside services. Handlers may await only
+what their context offers, such as `ctx.step`.
 
 A step calls its stub if the fleet has stubs. Otherwise the step's function runs at a single instant of virtual time, in the thread
 of the simulation. In both cases, the step's duration in virtual time is drawn.
