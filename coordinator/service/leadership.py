@@ -314,7 +314,7 @@ class Leadership:
     """Runs a leader core while this replica leads.
 
     Attributes:
-        driver: runner of the leader core; None while this replica does not lead.
+        runner: runs the leader here; None while this replica does not lead.
         ended: event that is set when the run is over; `exit_code` or `failure` says how.
         led: event that is set once this replica has led.
     """
@@ -324,7 +324,7 @@ class Leadership:
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
-        self.driver: LeaderRunner | None = None
+        self.runner: LeaderRunner | None = None
         self.ended = asyncio.Event()
         self.led = asyncio.Event()
         self.exit_code = 0
@@ -356,9 +356,9 @@ class Leadership:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                if self._standing.is_leader and self.driver is None:
+                if self._standing.is_leader and self.runner is None:
                     await self._begin(raft)
-                elif not self._standing.is_leader and self.driver is not None:
+                elif not self._standing.is_leader and self.runner is not None:
                     await self._stop_leading(f"{self._standing.leader or 'nobody'} leads now")
         except SnaplineError as error:
             self.fail(error)
@@ -376,21 +376,21 @@ class Leadership:
         if self._standing != standing:
             return
         _log.info("leading in term %d", standing.term)
-        self.driver = self._make()
-        self.driver.on_ended = self._on_driver_ended
-        self.driver.start()
+        self.runner = self._make()
+        self.runner.on_ended = self._on_runner_ended
+        self.runner.start()
         self.led.set()
 
-    def _on_driver_ended(self, driver: LeaderRunner) -> None:
-        if driver is not self.driver:
+    def _on_runner_ended(self, runner: LeaderRunner) -> None:
+        if runner is not self.runner:
             return
-        if driver.failure is not None:
-            self.fail(driver.failure)
+        if runner.failure is not None:
+            self.fail(runner.failure)
         else:
-            self.end(driver.exit_code)
+            self.end(runner.exit_code)
 
     async def _stop_leading(self, why: str) -> None:
-        driver, self.driver = self.driver, None
-        if driver is not None:
+        runner, self.runner = self.runner, None
+        if runner is not None:
             _log.info("leadership ended: %s", why)
-            await driver.stop()
+            await runner.stop()

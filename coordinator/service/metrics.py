@@ -152,8 +152,8 @@ class CoordinatorMetrics:
 
     async def read(self) -> Readings:
         """Read all metrics now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer."""
-        raft, driver = await self._read_raft(), self._leadership.driver
-        return raft if driver is None else {**raft, **self._read_fleet(driver.standing()), **self._read_figures()}
+        raft, runner = await self._read_raft(), self._leadership.runner
+        return raft if runner is None else {**raft, **self._read_fleet(runner.standing()), **self._read_figures()}
 
     async def _read_raft(self) -> dict[str, Value]:
         raft, plain = self._replica.driver, self._replica.metrics()

@@ -84,22 +84,22 @@ class OutputFeed:
             CoordinatorUnavailableError: this replica does not lead, or no longer leads.
         """
         loop = self._loop = asyncio.get_running_loop()
-        driver, deadline_s = self._driver(), loop.time() + min(wait_s, WAIT_S_MAX)
+        runner, deadline_s = self._runner(), loop.time() + min(wait_s, WAIT_S_MAX)
         while True:
-            changed, is_over = self._changed, self._is_over(driver)
-            page = await self._page(after, topic, driver)
+            changed, is_over = self._changed, self._is_over(runner)
+            page = await self._page(after, topic, runner)
             if page.releases or loop.time() >= deadline_s:
                 return page
             if page.cursor == after:
                 if is_over:
                     return ReadOutputsReply((), after, is_over=True)
-                async with self._watching(driver):
-                    await self._wait(changed, driver, deadline_s)
+                async with self._watching(runner):
+                    await self._wait(changed, runner, deadline_s)
             after = page.cursor
 
     async def consumers(self) -> ReadConsumersReply:
         """Return all named consumers."""
-        self._driver()
+        self._runner()
         positions = await asyncio.to_thread(self._store.output_consumers)
         return ReadConsumersReply(
             tuple([Consumer(name, place.cursor, place.acknowledged_ns) for name, place in positions.items()])
@@ -107,7 +107,7 @@ class OutputFeed:
 
     async def move(self, name: str, cursor: str) -> str:
         """Move a consumer's cursor; return its new cursor. Errors are those of `Store.acknowledge_outputs`."""
-        self._driver()
+        self._runner()
         now_ns = time.time_ns()
         return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
 
@@ -117,34 +117,34 @@ class OutputFeed:
         Raises:
             NotFoundError: there is no such consumer.
         """
-        self._driver()
+        self._runner()
         if not await asyncio.to_thread(self._store.forget_consumer, name):
             raise NotFoundError(f"no consumer {name!r} of outputs: `snapline output consumers list` shows them")
 
-    async def _page(self, after: str, topic: str, driver: LeaderRunner) -> ReadOutputsReply:
+    async def _page(self, after: str, topic: str, runner: LeaderRunner) -> ReadOutputsReply:
         async with self._pages:
-            epochs = await self._list(driver)
+            epochs = await self._list(runner)
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
-    async def _list(self, driver: LeaderRunner) -> list[int]:
+    async def _list(self, runner: LeaderRunner) -> list[int]:
         """Return the epochs that have outputs.
 
         Epochs are listed again under a new leadership, because releases of other leaders are not reported here.
         """
         async with self._listing:
-            if self._epochs is None or self._listed_by is not driver:
+            if self._epochs is None or self._listed_by is not runner:
                 self._released_while_listing = []
                 stored_epochs = await asyncio.to_thread(self._store.output_epochs)
-                self._epochs, self._listed_by = sorted({*stored_epochs, *self._released_while_listing}), driver
+                self._epochs, self._listed_by = sorted({*stored_epochs, *self._released_while_listing}), runner
             return self._epochs
 
     @contextlib.asynccontextmanager
-    async def _watching(self, driver: LeaderRunner) -> AsyncIterator[None]:
+    async def _watching(self, runner: LeaderRunner) -> AsyncIterator[None]:
         """Notify hosts that a reader follows outputs, so that hosts request epochs for pending outputs."""
         self._waiting += 1
-        if self._watched is not driver:
-            self._watched = driver
-            driver.feed(OutputReadersChanged(is_watched=True))
+        if self._watched is not runner:
+            self._watched = runner
+            runner.feed(OutputReadersChanged(is_watched=True))
         try:
             yield
         finally:
@@ -157,30 +157,30 @@ class OutputFeed:
         if self._waiting or wait != self._waits or self._watched is None:
             return
         watched, self._watched = self._watched, None
-        if watched is self._leadership.driver:
+        if watched is self._leadership.runner:
             watched.feed(OutputReadersChanged(is_watched=False))
 
-    async def _wait(self, changed: asyncio.Event, driver: LeaderRunner, deadline_s: float) -> None:
+    async def _wait(self, changed: asyncio.Event, runner: LeaderRunner, deadline_s: float) -> None:
         """Wait for the next release, the end of the fleet, or the end of this leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
-            if self._is_over(driver):
+            if self._is_over(runner):
                 return
-            if self._driver() is not driver:
+            if self._runner() is not runner:
                 raise CoordinatorUnavailableError(self._who_leads())
             left_s = deadline_s - loop.time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(0.0, min(LOOK_S, left_s)))
 
-    def _driver(self) -> LeaderRunner:
-        driver = self._leadership.driver
-        if driver is None or (self._leadership.ended.is_set() and not self._has_ended()):
+    def _runner(self) -> LeaderRunner:
+        runner = self._leadership.runner
+        if runner is None or (self._leadership.ended.is_set() and not self._has_ended()):
             raise CoordinatorUnavailableError(self._who_leads())
-        return driver
+        return runner
 
-    def _is_over(self, driver: LeaderRunner) -> bool:
+    def _is_over(self, runner: LeaderRunner) -> bool:
         """Return whether no more outputs will be released."""
-        return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
+        return self._has_ended() and (self._leadership.ended.is_set() or runner.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
         """Handle a release. The store calls this on any thread, perhaps after the event loop has ended."""

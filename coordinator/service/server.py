@@ -92,21 +92,21 @@ class CoordinatorStop:
         self._waiting = asyncio.create_task(self._end_saved())
 
     def _is_fleet_running(self) -> bool:
-        driver, hosts = self._leadership.driver, self._state.image.hosts.values()
-        has_hosts = driver is None or driver.has_hosts
+        runner, hosts = self._leadership.runner, self._state.image.hosts.values()
+        has_hosts = runner is None or runner.has_hosts
         return self._state.phase == RUNNING and any(host.state == ALIVE for host in hosts) and has_hosts
 
     async def _end_saved(self) -> None:
         state, begun = self._state, self._state.image.begun
         wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
         _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
-        asked_driver: LeaderRunner | None = None
+        asked_runner: LeaderRunner | None = None
         while self._is_fleet_running():
-            driver = self._leadership.driver
-            if driver is not None and driver is not asked_driver:
-                asked_driver = driver
-                driver.feed(CoordinatorStopRequested())
-            if state.newest_complete() > begun if driver is None else driver.is_saved:
+            runner = self._leadership.runner
+            if runner is not None and runner is not asked_runner:
+                asked_runner = runner
+                runner.feed(CoordinatorStopRequested())
+            if state.newest_complete() > begun if runner is None else runner.is_saved:
                 _log.info("epoch %d is the last snapshot", state.newest_complete())
                 break
             if asyncio.get_running_loop().time() > self._signal_s + self._limit_s:
@@ -285,7 +285,7 @@ class _Process:
         self._machine = MirroredMachine()
         self._members = options.members or {options.node: options.advertise or options.listen}
         self._is_alone = len(self._members) == 1
-        self._leadership = Leadership(self._make_driver)
+        self._leadership = Leadership(self._make_runner)
         self._figures = LeaderFigures(self._machine.state)
         self._planned_stop = CoordinatorStop(self._leadership, self._machine.state, options.last_snapshot_s)
         self._export = open_spans(options.spans, role="coordinator", name=options.node)
@@ -355,8 +355,8 @@ class _Process:
             async with supervised():
                 await self._leadership.ended.wait()
         finally:
-            if self._leadership.driver is not None:
-                self._leadership.driver.close_streams()
+            if self._leadership.runner is not None:
+                self._leadership.runner.close_streams()
             await server.stop(SERVER_STOP_S)
             for task in tasks:
                 task.cancel()
@@ -451,23 +451,23 @@ class _Process:
         except SnaplineError:
             is_serving = False
         else:
-            if self._leadership.driver is not None:
+            if self._leadership.runner is not None:
                 missing = tuple(sorted(set(self._members) - {options.node, *status.connected}))
                 left_ns = options.security.certificate_left_ns()
-                self._leadership.driver.feed(ReplicaStatusChecked(options.node, missing, len(self._members), left_ns))
+                self._leadership.runner.feed(ReplicaStatusChecked(options.node, missing, len(self._members), left_ns))
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
         """End a replica that does not lead some time after the fleet's end, when its hosts know."""
         while self._options.exit_when_finished:
             await asyncio.sleep(END_CHECK_S)
-            if self._machine.state.image.outcome and self._leadership.driver is None:
+            if self._machine.state.image.outcome and self._leadership.runner is None:
                 await asyncio.sleep(FOLLOWER_EXIT_DELAY_S)
-                if self._leadership.driver is None:
+                if self._leadership.runner is None:
                     self._leadership.end(0 if self._machine.state.image.outcome == "stopped" else 1)
                     return
 
-    def _make_driver(self) -> LeaderRunner:
+    def _make_runner(self) -> LeaderRunner:
         """Create the runner of a new leader. Raises LogError or UsageError if log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)

@@ -302,32 +302,32 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attend(self, _requests: object, context: Context) -> None:
         """Serve one stream of a host until the leadership ends: pass the host's messages to the leader core and the core's directives to
         the host."""
-        driver = await self._leading_or_abort(context)
+        runner = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
             _log.warning("a stream is turned away: %s", join.reason)
             await context.write(encode_directive(join))
             return
-        if driver is not self._leadership.driver:
-            driver = await self._leading_or_abort(context)
-        session, outbox = driver.open_stream()
-        driver.on_host_message(session, join)
-        reader = asyncio.create_task(self._read(driver, session, outbox, context))
+        if runner is not self._leadership.runner:
+            runner = await self._leading_or_abort(context)
+        session, outbox = runner.open_stream()
+        runner.on_host_message(session, join)
+        reader = asyncio.create_task(self._read(runner, session, outbox, context))
         try:
             while (directive := await outbox.get()) is not None:
                 await context.write(directive)
         finally:
             reader.cancel()
-            driver.stream_closed(session)
+            runner.stream_closed(session)
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
                 await reader
 
     async def _leading_or_abort(self, context: Context) -> LeaderRunner:
-        if self._leadership.driver is None:
+        if self._leadership.runner is None:
             context.set_trailing_metadata(self.leader_hint.metadata())
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.leader_hint.sentence())
-        assert self._leadership.driver is not None, "abort raises"
-        return self._leadership.driver
+        assert self._leadership.runner is not None, "abort raises"
+        return self._leadership.runner
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
         """Read and check the stream's first message, which identifies the host. No other message is processed before."""
@@ -343,13 +343,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         refusal = self._security.refusal(context, role=HOST, name=join.host)
         return TurnedAway(refusal, True) if refusal else join
 
-    async def _read(self, driver: LeaderRunner, session: int, outbox: Outbox, context: Context) -> None:
+    async def _read(self, runner: LeaderRunner, session: int, outbox: Outbox, context: Context) -> None:
         try:
             stream = HostStream()
             while isinstance(data := await context.read(), bytes):
                 message = stream.take(data)
                 if message is not None:
-                    driver.on_host_message(session, message)
+                    runner.on_host_message(session, message)
                 if isinstance(message, Leave):
                     return
         except ProtocolError as error:
@@ -361,10 +361,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- leader ---------------------------------------------------------------------------------------------------
 
     def _leading(self) -> LeaderRunner:
-        driver = self._leadership.driver
-        if driver is None:
+        runner = self._leadership.runner
+        if runner is None:
             raise CoordinatorUnavailableError(self.leader_hint.sentence())
-        return driver
+        return runner
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
         """Ensure that later reads see every change acknowledged before this call (linearizable reads)."""
@@ -386,8 +386,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _status(self, caller_role: str) -> FleetStatus:
         state, image = self._state, self._state.image
-        driver = self._leadership.driver
-        leading = None if driver is None else driver.standing()
+        runner = self._leadership.runner
+        leading = None if runner is None else runner.standing()
         standing = self._replica.driver.standing
         plan = state.plan
         agents: dict[str, int] = {}
@@ -420,7 +420,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             concerns=() if leading is None else leading.concerns,
             fork=forked_from(state),
             loss=loss_of(state, time.time_ns(), () if leading is None else objectives_missed(leading.concerns)),
-            interval=interval_of(state, None if driver is None else self._figures),
+            interval=interval_of(state, None if runner is None else self._figures),
             caller_role=caller_role,
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
@@ -535,11 +535,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """Handle a launcher's report that a host process has ended. `is_known` in the answer: the fleet counts this run as alive."""
         await self._check_own(context, HOST, request.host)
-        driver = self._leading()
+        runner = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
         died_in = tuple([reader_of(TurnDeath)(death) for death in request.died_in])
-        driver.feed(ev.HostExitReported(request.host, request.instance, request.reason, died_in))
+        runner.feed(ev.HostExitReported(request.host, request.instance, request.reason, died_in))
         return pb.ReportHostExitReply(is_known=is_known)
 
     @with_grpc_errors
@@ -553,9 +553,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
         """Remove the record of a host that will not return."""
         await self._be_current()
-        driver = self._leading()
+        runner = self._leading()
         check_forgetting(self._state, request.host)
-        answer = await driver.ask(
+        answer = await runner.ask(
             lambda number: words.ForgetHostRequested(number, request.host), words.AnswerForgetHost
         )
         if answer.refused:

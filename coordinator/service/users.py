@@ -185,7 +185,7 @@ class FleetUsers:
     # ---- the log ----------------------------------------------------------------------------------------------------
 
     def _check_leading(self) -> None:
-        if self._leadership.driver is None:
+        if self._leadership.runner is None:
             raise CoordinatorUnavailableError(self._who_leads.sentence())
 
     async def _be_current(self) -> None:

@@ -56,14 +56,14 @@ def sold(agent: str, number: int, *, topic: str = "sales", size: int = 0) -> Emi
     return EmittedOutput(agent, number, topic, encode_message(Sold(f"item {number}" + "x" * size, number)), number)
 
 
-class FakeDriver:
+class FakeRunner:
     """Of a leadership: what its core is told of readers."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []
         self.is_released = True
 
-    def standing(self) -> "FakeDriver":
+    def standing(self) -> "FakeRunner":
         return self
 
     def feed(self, event: OutputReadersChanged) -> None:
@@ -77,7 +77,7 @@ class OutputCoordinator(FakeCoordinator):
         super().__init__(fleet)
         self.store = store
         self.leadership = Leadership(_never)
-        self.leadership.driver = FakeDriver()  # type: ignore[assignment]
+        self.leadership.runner = FakeRunner()  # type: ignore[assignment]
         self.has_ended = False
         self.feed = OutputFeed(
             store, self.leadership, has_ended=lambda: self.has_ended, leader_hint=lambda: "nobody leads"
@@ -214,17 +214,17 @@ async def test_a_reader_that_follows_gets_each_as_it_is_released_without_asking_
 async def test_the_end_of_the_fleet_is_the_end_once_all_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_feed, "LOOK_S", 0.01)
     async with world() as made:
-        driver = made.coordinator.leadership.driver
-        assert isinstance(driver, FakeDriver)
+        runner = made.coordinator.leadership.runner
+        assert isinstance(runner, FakeRunner)
         made.release(1, sold("a1", 1))
         reader = made.client.outputs()
         await anext(reader)
-        driver.is_released, made.coordinator.has_ended = False, True
+        runner.is_released, made.coordinator.has_ended = False, True
         coming = asyncio.ensure_future(anext(reader))
         await asyncio.sleep(0.1)
         assert not coming.done()
         await asyncio.to_thread(made.release, 2, sold("a1", 2))
-        driver.is_released = True
+        runner.is_released = True
         assert (await coming).cursor == "2.1"
         with pytest.raises(StopAsyncIteration):
             await anext(reader)
@@ -266,7 +266,7 @@ async def test_a_new_leader_finds_what_others_have_released() -> None:
         other = Store(made.store.disk, made.store.store_id, random_bytes=seeded_bytes(1))
         other.release_outputs(2, root_of(2), 1, [sold("a1", 2)], created_ns=0)
         assert numbers(await made.all()) == [1]
-        made.coordinator.leadership.driver = FakeDriver()  # type: ignore[assignment]
+        made.coordinator.leadership.runner = FakeRunner()  # type: ignore[assignment]
         assert numbers(await made.all()) == [1, 2]
 
 
@@ -275,7 +275,7 @@ async def test_a_call_that_waits_ends_with_the_leadership(monkeypatch: pytest.Mo
     async with world() as made:
         waiting = asyncio.create_task(made.coordinator.feed.read("", "", 20))
         await asyncio.sleep(0)
-        made.coordinator.leadership.driver = None
+        made.coordinator.leadership.runner = None
         with pytest.raises(CoordinatorUnavailableError, match="nobody leads"):
             await waiting
         with pytest.raises(CoordinatorUnavailableError):
@@ -308,25 +308,25 @@ async def test_a_long_page_and_a_rare_topic_are_read_in_pieces(monkeypatch: pyte
 async def test_hosts_are_told_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_feed, "STAY_S", 0.05)
     async with world() as made:
-        feed, driver = made.coordinator.feed, made.coordinator.leadership.driver
-        assert isinstance(driver, FakeDriver)
+        feed, runner = made.coordinator.feed, made.coordinator.leadership.runner
+        assert isinstance(runner, FakeRunner)
         made.release(1, sold("a1", 1))
         await feed.read("", "", 10)
         await feed.read("1.1", "", 0)
-        assert driver.told == []
+        assert runner.told == []
         waits = [asyncio.create_task(feed.read("1.1", "", 10)) for _ in range(3)]
-        while not driver.told:
+        while not runner.told:
             await asyncio.sleep(0.001)
         waits[0].cancel()
         await asyncio.sleep(0.1)
-        assert driver.told == [True]
+        assert runner.told == [True]
         await asyncio.to_thread(made.release, 2, sold("a1", 2))
         assert [page.cursor for page in await asyncio.gather(*waits[1:])] == ["2.1", "2.1"]
-        assert driver.told == [True]
+        assert runner.told == [True]
         async with asyncio.timeout(10):
-            while len(driver.told) < 2:
+            while len(runner.told) < 2:
                 await asyncio.sleep(0.001)
-        assert driver.told == [True, False]
+        assert runner.told == [True, False]
 
 
 # -- consumers --------------------------------------------------------------------------------------------------------

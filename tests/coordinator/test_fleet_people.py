@@ -63,7 +63,7 @@ def people(
     state, leadership = FleetState(), Leadership(lambda: cast(LeaderRunner, None))
     state.apply(op.Operation(1, "test", 1, op.MakeToken("ada", "operator", DIGEST, 1 << 62)))
     state.image.hosts.update({host: HostRecord(1, "", "", standing) for host, standing in hosts.items()})
-    leadership.driver = cast(LeaderRunner, object()) if leads else None
+    leadership.runner = cast(LeaderRunner, object()) if leads else None
     log = Log(state, *(answers or ("committed",)))
     return FleetUsers(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1", security=security), log
 
