@@ -31,6 +31,7 @@ from snapline.sim.oracles.ground_truth_records import (
     DeadLetterChange,
     Report,
     show,
+    stash_of,
 )
 from snapline.sim.oracles.input_output_oracles import Drop, Drops
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
@@ -149,7 +150,7 @@ class DeadLetterOracle:
         """Check an idle fleet: every acknowledged command that was not dropped has taken effect, and none more often than it was given.
 
         Commands are inputs. A restore without inputs may drop commands that were accepted before it; they have no effect after the target
-        epoch.
+        epoch, unless its checkpoint holds them: the agent had consumed them, and put them off to a later turn.
         """
         alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
@@ -173,17 +174,23 @@ class DeadLetterOracle:
         allowed = [x for x in given if not 0 < x.acknowledged_ns < drop.at_ns]
         turns = drop.turns.get(history.agent, 0)
         late = [x for x in history.words if (x.verb, x.identity) == (verb, identity) and x.turns > turns]
-        if len(late) > len(allowed):
+        put_off = stash_of(each for each in history.put_off if each[0] <= turns)
+        kept = [payload for payload in put_off if _is_command(payload, verb, identity)]
+        if len(late) > len(allowed) + len(kept):
             text = f"words to {verb} a letter of {history.agent} took effect {len(late)} times after they were dropped by plan {drop.plan}, and {len(allowed)} were said since"
             self._say(t_ns, text)
 
 
 def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
     """Return whether this input is a command to retry the dead letter."""
+    return _is_command(payload, RETRY, KnownDeadLetter(0, sender, dead_letter).identity)
+
+
+def _is_command(payload: bytes, verb: str, identity: bytes) -> bool:
     if payload[:1] != COMMAND_PREFIX or is_effect_resolution(payload) or is_effect_request(payload):
         return False
     command = read_dead_letter_command(payload)
-    return command.verb == RETRY and command.identity == KnownDeadLetter(0, sender, dead_letter).identity
+    return (command.verb, command.identity) == (verb, identity)
 
 
 def command_name(key: str) -> bytes:

@@ -1,7 +1,7 @@
 """Oracles of running turns, which check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
-*Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. The oracle
-identifies a turn by what its handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and
+*Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. A host that a
+plan has replaced, and that wakes up late, may still run steps of its older incarnation: steps are not fenced. The oracle identifies a turn by what its handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and
 the outcome of each request. Turns with the same start and outcomes are the same turn. Times are ignored: a replayed turn gets the time of
 its first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
 
@@ -114,7 +114,8 @@ class StepOracle:
         self._report = report
         self.waits = WaitOracle(report)
         self._runs: dict[tuple[str, int], StepRun] = {}
-        self._continued_steps: dict[tuple[object, ...], None] = {}
+        self._continued_steps: dict[tuple[object, ...], int] = {}
+        """First incarnation in which the turn continued from the step, by the step's place."""
         self._counts: dict[tuple[str, int], int] = {}
         """Number of durable turns begun in the history of each (agent, incarnation)."""
         self._captured: dict[tuple[str, int, int], int] = {}
@@ -148,7 +149,8 @@ class StepOracle:
             run = self._runs[place]
             run.seen.append(turn.found)
             if run.asked is not None:
-                self._continued_steps[run.asked] = None
+                first = self._continued_steps.get(run.asked, turn.incarnation)
+                self._continued_steps[run.asked] = min(first, turn.incarnation)
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
@@ -181,7 +183,8 @@ class StepOracle:
         """Check a step that is being run for its turn."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
-        if run.asked in self._continued_steps:
+        continued = self._continued_steps.get(run.asked)
+        if continued is not None and continued <= incarnation:
             text = (
                 f"step {name!r} of {agent}, behind {len(run.seen)} entries, is run again: its turn had gone on from it"
             )

@@ -175,3 +175,16 @@ def test_a_word_that_was_dropped_has_no_effect_any_more(at_ns: int, is_well: boo
     scene.handle(b"1")
     assert (scene.end() == []) == is_well
     assert is_well or "after they were dropped by plan 1" in scene.said[0]
+
+
+@pytest.mark.parametrize(("turn", "is_well"), [(0, True), (1, False)])
+def test_a_word_that_the_cut_holds_as_put_off_is_not_dropped(turn: int, is_well: bool) -> None:
+    """The agent had consumed it before the cut, in a durable turn, for a later turn."""
+    scene = Scene()
+    scene.bury(b"1")
+    word = scene.say(RETRY, 1, b"1")
+    accept(scene, "k", PLAN - 1)
+    scene.history.put_off.append((turn, word, False))
+    take_back(scene, SAID_NS + 1)
+    scene.handle(b"1")
+    assert (scene.end() == []) == is_well

@@ -54,6 +54,19 @@ def test_a_step_of_the_same_turn_may_not_run_again(seen: Seen) -> None:
     assert seen.found == ["step 's' of a, behind 0 entries, is run again: its turn had gone on from it"]
 
 
+def test_a_replaced_host_that_wakes_up_late_may_run_a_step_of_its_older_incarnation() -> None:
+    seen = Seen()
+    seen.begin(2)
+    seen.stand(2)
+    seen.go_on(2)
+    seen.begin(1)
+    seen.stand(1)
+    assert not seen.found
+    seen.begin(3)
+    seen.stand(3)
+    assert len(seen.found) == 1
+
+
 def test_nor_in_the_middle_of_a_turn_that_was_saved(seen: Seen) -> None:
     seen.oracle.on_captured("a", 1, 1)
     seen.load(2, number=1)
