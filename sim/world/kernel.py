@@ -7,7 +7,7 @@ A node's wall clock (`Clocks`) may be wrong. Handlers and stubs that wait (`Wait
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
 from hashlib import blake2b
@@ -207,6 +207,11 @@ def settle(future: Future, function: Callable[[], Any]) -> None:
         future.set_exception(StoreError(f"the store cannot be read: {error}"))
     else:
         future.set_result(result)
+
+
+def sleep(seconds: float) -> Awaitable[None]:
+    """Return an awaitable with which a stub sleeps."""
+    return asyncio.sleep(seconds)
 
 
 class VirtualLoop:

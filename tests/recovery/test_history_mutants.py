@@ -245,8 +245,8 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
     def heirs_alone(successor: CountChanges, gone: CountChanges) -> CountChanges:
         return successor
 
-    monkeypatch.setattr(dependency_records, "hand_down", lose)
-    monkeypatch.setattr(dependency_records, "heirs_changes", heirs_alone)
+    monkeypatch.setattr(dependency_records, "_move_count", lose)
+    monkeypatch.setattr(dependency_records, "_combined_changes", heirs_alone)
     assert_is_caught()
 
 
