@@ -79,8 +79,9 @@ protos: $(STAMP)  ## generate the protobuf code again
 collected: $(STAMP)
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null || true
 
-docs: $(STAMP)  ## make docs/api.md again from the docstrings
+docs: $(STAMP)  ## make docs/api.md from the docstrings and docs/cli.md from the commands
 	@$(BIN)/python docs/make_api.py
+	@$(BIN)/python -m docs.make_cli
 
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py

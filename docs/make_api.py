@@ -82,7 +82,7 @@ What `import snapline` offers. Made from the docstrings by `make docs`; do not e
 [README](../README.md), [state.md](state.md) and [testing.md](testing.md).
 """
 
-_SECTION = re.compile(r"(Args|Attributes|Raises):$")
+_SECTION = re.compile(r"(Args|Attributes|Kinds|Raises):$")
 _ENTRY = re.compile(r"(\S[^:]*): (.*)")
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -109,13 +109,13 @@ def make_page() -> str:
 def _about(name: str) -> Iterator[str]:
     """One public name: how it is called, its docstring, its methods."""
     module = snapline._HOMES[name]
-    source, definition = _find(module, name)
+    source, definition = find(module, name)
     yield f"### `{name}`\n"
     if isinstance(definition, ast.ClassDef):
         yield from _about_class(source, definition)
     else:
         yield from _code(_signature(source, definition))
-        yield from _text(definition)
+        yield from render(definition)
 
 
 def _about_class(source: str, definition: ast.ClassDef, owner: str = "") -> Iterator[str]:
@@ -123,7 +123,7 @@ def _about_class(source: str, definition: ast.ClassDef, owner: str = "") -> Iter
     methods = [node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     if not owner and name not in MADE_FOR_YOU:
         yield from _code("\n".join([f"class {_maker(source, definition, methods)}", *_settings(source, definition)]))
-    yield from _text(definition)
+    yield from render(definition)
     for method in methods:
         if not method.name.startswith("_") and method.name not in RUNTIME.get(definition.name, ()):
             yield from _about_method(source, method, name)
@@ -158,7 +158,7 @@ def _about_method(source: str, method: ast.FunctionDef | ast.AsyncFunctionDef, o
     else:
         yield f"#### `{called}`\n"
         yield from _code(_signature(source, method, name=called))
-    yield from _text(method)
+    yield from render(method)
 
 
 def _about_errors(names: list[str]) -> Iterator[str]:
@@ -178,27 +178,27 @@ def _about_errors(names: list[str]) -> Iterator[str]:
 def _about_pytest() -> Iterator[str]:
     yield "## In pytest\n"
     yield "The plugin comes with snapline; the fixture `snapline_sim` has two methods ([testing.md](testing.md)).\n"
-    source, definition = _find("snapline.sim.pytest_plugin", "Simulation")
+    source, definition = find("snapline.sim.pytest_plugin", "Simulation")
     assert isinstance(definition, ast.ClassDef)
     yield from list(_about_class(source, definition, owner="snapline_sim"))[1:]
-    _, options = _find("snapline.sim.checking", "Options")
+    _, options = find("snapline.sim.checking", "Options")
     yield "#### `**options`\n"
-    yield from _text(options)
+    yield from render(options)
     yield "The fixture `snapline_crash_kit` is for programs of any kind ([crash-kit.md](crash-kit.md)).\n"
-    source, definition = _find("snapline.chaos.crash_kit", "CrashKit")
+    source, definition = find("snapline.chaos.crash_kit", "CrashKit")
     assert isinstance(definition, ast.ClassDef)
     yield from list(_about_class(source, definition, owner="snapline_crash_kit"))[1:]
 
 
 def _error_names() -> list[str]:
     """In the order of the module, which is that of the tree."""
-    return [node.name for node in _module("snapline.errors")[1].body if isinstance(node, ast.ClassDef)]
+    return [node.name for node in parse_module("snapline.errors")[1].body if isinstance(node, ast.ClassDef)]
 
 
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
 
-def _text(definition: Definition) -> Iterator[str]:
+def render(definition: Definition | ast.Module) -> Iterator[str]:
     """A docstring as Markdown: sections become lists, indented paragraphs code."""
     lines = (ast.get_docstring(definition) or "").splitlines()
     at = 0
@@ -238,16 +238,16 @@ def _entries(lines: list[str]) -> Iterator[str]:
 # -- source -----------------------------------------------------------------------------------------------------------
 
 
-def _module(name: str) -> tuple[str, ast.Module]:
+def parse_module(name: str) -> tuple[str, ast.Module]:
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None, name
     source = Path(spec.origin).read_text()
     return source, ast.parse(source)
 
 
-def _find(module: str, name: str) -> tuple[str, Definition]:
+def find(module: str, name: str) -> tuple[str, Definition]:
     """The definition; of overloads the last one, which has the docstring."""
-    source, tree = _module(module)
+    source, tree = parse_module(module)
     for node in reversed(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return source, node
@@ -306,7 +306,7 @@ def _value_of(source: str, name: str) -> str:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 if name == (alias.asname or alias.name):
-                    return _value_of(_module(node.module)[0], alias.name)
+                    return _value_of(parse_module(node.module)[0], alias.name)
     return name
 
 

@@ -71,7 +71,7 @@ def test_all_fail_by_default(run: Run, trace: Path) -> None:
 
 def test_the_example_of_the_page(run: Run, folder: Path) -> None:
     section = PAGE.read_text().partition("\n## analyze\n")[2].partition("\n## ")[0]
-    lines, answer = re.findall(r"^```json\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    lines, answer = re.findall(r"^```\n(.*?)^```$", section.partition("For example")[2], re.MULTILINE | re.DOTALL)
     (folder / "trace.jsonl").write_text(lines)
     done = run("analyze", "trace.jsonl", "--failed", "b", "-o", "json")
     assert list(done.json.items()) == list(json.loads(answer).items())

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from snapline.client.operator_commands import DeadLetterResult
 
 
-DeadLetterAgent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take them.")]
+DeadLetterAgent = Annotated[str, typer.Argument(metavar="AGENT", help="Agent that could not process them.")]
 Numbers = Annotated[
-    list[int] | None, typer.Argument(metavar="[NUMBER]…", min=1, help="Their numbers.", show_default=False)
+    list[int] | None, typer.Argument(metavar="[NUMBER]…", min=1, help="Numbers of dead letters.", show_default=False)
 ]
-All = Annotated[bool, typer.Option("--all", help="All that there are now.")]
+All = Annotated[bool, typer.Option("--all", help="All current dead letters of the agent.")]
 
 
 @command
 def retry(
     connection: Connection, display: Display, agent: DeadLetterAgent, numbers: Numbers = None, every: All = False
 ) -> None:
-    """Give dead letters another turn, and wait until a snapshot holds what came of it.
+    """Process dead letters again, and wait until a snapshot contains the outcome.
 
-    Each has its turn once, whatever dies. One that fails again is a new dead letter.
+    Each gets exactly one turn, despite crashes. One that fails again is a new dead letter. Exit code 3: not all were processed; the
+    outcomes say why.
     """
     chosen = _chosen(numbers, every=every)
     results = connection.call_agents(lambda client: client.retry_dead_letters(agent, chosen, connection.timeout))
@@ -41,7 +42,10 @@ def retry(
 def drop(
     connection: Connection, display: Display, agent: DeadLetterAgent, numbers: Numbers = None, every: All = False
 ) -> None:
-    """Forget dead letters for good, and wait until a snapshot has forgotten them. They stay counted."""
+    """Discard dead letters permanently, and wait until a snapshot reflects it.
+
+    They stay counted. Exit code 3: not all were discarded; the outcomes say why.
+    """
     chosen = _chosen(numbers, every=every)
     results = connection.call_agents(lambda client: client.drop_dead_letters(agent, chosen, connection.timeout))
     _end(display, agent, results)
@@ -80,7 +84,7 @@ def _more(row: Document) -> object:
     return row.get("reason") or ("" if message is None else f"answered {show_message(message)}")
 
 
-Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Its id.")]
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Id of the agent.")]
 
 
 @command
@@ -89,15 +93,17 @@ def state(
     display: Display,
     agent: Agent,
     live: Annotated[
-        bool, typer.Option("--live", help="As it is now, between two turns; a recovery may undo it.")
+        bool, typer.Option("--live", help="Show the live state between two turns, which a recovery may undo.")
     ] = False,
     field: Annotated[
-        str, typer.Option("--field", metavar="PATH", help="Only this field, such as mind.notes[3].text.")
+        str, typer.Option("--field", metavar="PATH", help="Show only this field, such as mind.notes[3].text.")
     ] = "",
 ) -> None:
-    """Show an agent's state in the newest snapshot, or as it is now.
+    """Show an agent's state in the newest snapshot, or its live state.
 
-    A host of the fleet tells it, so without the fleet's code; `snapline snapshot show --agent` reads other snapshots.
+    A host answers, without the fleet's code, with at most 16 MiB of JSON. `snapline snapshot show --agent` reads other snapshots, and
+    stores of fleets that do not run. Exit codes: 2: too large, no such path, or not permitted. 4: no such agent, field or snapshot, or
+    the agent has stopped. 6: the snapshot is damaged. 9: no answer in time. 13: the fleet has ended.
     """
     import msgspec
 
@@ -109,7 +115,11 @@ def state(
 
 @command
 def describe(connection: Connection, display: Display, agent: Agent) -> None:
-    """Show how an agent stands: its life, its durable turn, what waits, its keys, its dead letters, its last checkpoint."""
+    """Describe an agent: lifecycle, durable turn, waiting messages, keys, dead letters, last checkpoint.
+
+    Also its class, host and incarnation. `life` is `unborn`, `starting`, `running`, `failed` or `stopping`. For a durable turn it shows
+    the newest journal entries, and what the turn waits for since when. Exit codes: those of `agent state`.
+    """
     description = connection.call_agents(lambda client: client.describe(agent, connection.timeout))
     display.printer().result(description, _show_description)
 
@@ -195,7 +205,7 @@ def _snapshot(newest: object) -> str:
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 dead_letters = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
+    rich_markup_mode=None, no_args_is_help=True, help="Dead letters: messages that no turn could process."
 )
 app.add_typer(dead_letters, name="dead-letters")
 
@@ -203,14 +213,23 @@ NOTHING = "<0 bytes>"
 """Representation of an empty payload in documents."""
 
 Snapshot = Annotated[
-    str, typer.Option("--snapshot", metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
+    str,
+    typer.Option(
+        "--snapshot",
+        metavar="ID",
+        help="Snapshot: epoch number, `latest`, tag, or four or more first digits of its root.",
+    ),
 ]
 
 
 @app.command("list")
 @command
 def list_agents(connection: Connection, display: Display) -> None:
-    """List the agents that take turns, and where each of them lives."""
+    """List the agents that take turns, and their hosts.
+
+    `state` is `alive`; `lost`, from the loss of the host until the fleet has recovered; or `unplaced`, while the fleet forms. In JSON
+    each agent has its host's address, and `phase` and `reason` are those of `snapline status`.
+    """
     from snapline.messages.answers import document_of
 
     reply = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
@@ -224,17 +243,26 @@ def list_agents(connection: Connection, display: Display) -> None:
 def send_input(
     connection: Connection,
     display: Display,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that is to have it.")],
-    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of the message's type.")],
-    text: Annotated[str, typer.Argument(metavar="JSON", help="Its fields; `-` reads them from stdin.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent that gets the input.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of a message type that the agent handles.")],
+    text: Annotated[str, typer.Argument(metavar="JSON", help="Fields of the message; `-` reads them from stdin.")],
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="The same key again is the same input.", show_default="a random one"),
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            help="Key of the input; the same key again is the same input.",
+            show_default="a random one",
+        ),
     ] = None,
 ) -> None:
-    """Give an agent an input, and wait until it is in the fleet's log for good.
+    """Send an input to an agent, and wait until the input is durable.
 
-    It takes effect exactly once then. Where the outcome is not known, give it again with the same key.
+    From then on it takes effect exactly once. The command retries until --timeout, also during a recovery. If the input has been
+    accepted before under its key, the answer has the first number, and `is_repeated`. Needs a certificate of the role `client`, if
+    there are certificates.
+
+    Exit codes: 9: it may have been accepted; repeat it with the key in the message. 13: the fleet has ended. 14: it was not accepted.
     """
     fields = _fields_of(text)
     receipt = connection.call_agents(lambda client: client.send(agent, (kind, fields), key, connection.timeout))
@@ -249,18 +277,25 @@ def send_input(
 def ask_agent(
     connection: Connection,
     display: Display,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that is to answer.")],
-    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of the message's type.")],
-    text: Annotated[str, typer.Argument(metavar="JSON", help="Its fields; `-` reads them from stdin.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent that answers.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of a message type that the agent handles.")],
+    text: Annotated[str, typer.Argument(metavar="JSON", help="Fields of the message; `-` reads them from stdin.")],
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="The same key again is the same input.", show_default="a random one"),
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            help="Key of the input; the same key again is the same input.",
+            show_default="a random one",
+        ),
     ] = None,
-    early: Annotated[bool, typer.Option("--early", help="Take the answer at once; a recovery may undo it.")] = False,
+    early: Annotated[bool, typer.Option("--early", help="Return the answer at once; a recovery may undo it.")] = False,
 ) -> None:
-    """Give an agent an input, and wait for its answer.
+    """Send an input to an agent, and wait for its answer.
 
-    The answer is final: a complete snapshot holds it. Where it does not come in time, ask again with the same key.
+    The answer is final: a complete snapshot contains it. In JSON `message` has the `type` and `fields` of the answer; it is null if the
+    turn gave none. Exit codes: those of `agent send`. 3: the input became a dead letter. 9: also if it was accepted and the answer is
+    late; ask again with the key in the message.
     """
     fields = _fields_of(text)
     reply = connection.call_agents(lambda client: client.ask(agent, (kind, fields), key, early, connection.timeout))
@@ -297,7 +332,8 @@ def _fields_of(text: str) -> object:
 def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
     """List the dead letters of all agents in a snapshot.
 
-    An agent keeps its newest hundred; older ones are only counted.
+    A message whose turn fails more often than its agent's `retries` allow becomes a dead letter. An agent keeps its newest hundred,
+    numbered from its first one; older ones are only counted. Messages to an agent that has stopped are counted in `status` alone.
     """
     snapshot_document = source.read("show", snapshot)
     rows = [
@@ -321,9 +357,12 @@ def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "la
 def show_dead_letter(
     source: Source,
     display: Display,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take it.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent that could not process it.")],
     number: Annotated[
-        int | None, typer.Argument(metavar="[NUMBER]", min=1, help="Its number in the list.", show_default="the newest")
+        int | None,
+        typer.Argument(
+            metavar="[NUMBER]", min=1, help="Number of the dead letter in the list.", show_default="the newest"
+        ),
     ] = None,
     snapshot: Snapshot = "latest",
 ) -> None:

@@ -33,18 +33,29 @@ class DiagramOptions:
     """Files to draw the execution into."""
 
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Write the space-time diagram there (SVG).")
+        Path | None, typer.Option("--svg", metavar="FILE", help="File for the space-time diagram (SVG).")
     ] = None
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page there that steps through the domino.")
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="File for a page that shows the domino effect of a chosen failure step by step.",
+        ),
     ] = None
     from_event: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="N", help="First event of the SVG's window.", show_default=False),
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="N",
+            help="First event of the SVG, counted from 0 in the surviving execution.",
+            show_default=False,
+        ),
     ] = None
     to_event: Annotated[
         int | None,
-        typer.Option("--to", min=0, metavar="N", help="The window ends before this event.", show_default=False),
+        typer.Option("--to", min=0, metavar="N", help="Event before which the SVG ends.", show_default=False),
     ] = None
 
     def window(self, events: int) -> tuple[int, int] | None:
@@ -71,7 +82,7 @@ def analyze(
         str,
         typer.Argument(
             metavar="TRACE",
-            help="JSON Lines, perhaps compressed with gzip; a folder of hosts' traces (*.jsonl); - is standard input.",
+            help="JSON Lines, optionally compressed with gzip; a folder of hosts' traces (*.jsonl); - is standard input.",
         ),
     ],
     failed: Annotated[
@@ -82,18 +93,30 @@ def analyze(
         typer.Option(
             "--protocol",
             metavar="NAME",
-            help="Drop forced checkpoints and let this protocol decide: none, bcs, hmnr, fdas …",
+            help="Drop the forced checkpoints of the trace, and let this protocol decide them again: bcs, hmnr, fdas, fdi, "
+            "bhmr, nras, cbr, cas; none (or uncoordinated) just drops them.",
             show_default="as traced",
         ),
     ] = None,
     merged: Annotated[
         Path | None,
-        typer.Option("--merged", metavar="FILE", help="Write the one trace there that a folder's files make."),
+        typer.Option("--merged", metavar="FILE", help="File for the merged trace of a folder."),
     ] = None,
 ) -> None:
-    """Analyse a trace: recovery line, domino effect, useless checkpoints.
+    """Analyse a trace: recovery line, domino effect, useless and obsolete checkpoints.
 
-    Also the checkpoints that no later recovery can need.
+    Shows what the failure of some agents would cost at the end of one traced execution; no fleet is called. With --protocol a forced
+    checkpoint precedes the receive that forces it (`cas`: follows each send), and all results describe that execution. On a terminal it
+    prints a summary, a line per agent and a diagram.
+
+    A folder must have the files of all hosts since the fleet's first start. The merged trace keeps each host's order; wall-clock times
+    decide the rest. Messages get names such as `a/2>b:5`: the fifth from `a` to `b`, sent under plan 2. Checkpoints of coordinated
+    epochs are `basic`; one that could not be saved equals the one before it. Events lost with the last 50 ms of a killed host are
+    omitted with their consequences; a warning names the agents if no recovery undid them yet. Traces of every N-th message describe
+    these messages alone; their line may be newer than the fleet's.
+
+    Exit codes: 0: whatever the line is. 2: the trace cannot be opened. 6: the trace is invalid or contradicts itself, or a file is
+    missing.
     """
     from snapline.recovery.trace_analysis import decide_and_analyze
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 DAY_S = 24 * 3600
 
 token_app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Tokens of people: made, listed and revoked by admins."
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Tokens of users; admins create, list and revoke them. Needs certificates and snapline[crypto].",
 )
 
-TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is; the audit log shows it.")]
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Owner of the token, as the audit log shows it.")]
 
 
 @token_app.command("create")
@@ -33,12 +35,13 @@ def create(
     connection: Connection,
     display: Display,
     name: TokenName,
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer, operator or admin.")] = "viewer",
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Role: viewer, operator or admin.")] = "viewer",
     days: Annotated[int, typer.Option("--days", min=1, max=365, metavar="N", help="Validity in days.")] = 30,
 ) -> None:
-    """Make a token for a person, and print it once: the fleet keeps its digest alone.
+    """Create a token for a user, and print it once: the fleet keeps only its digest.
 
-    Put it into a file that only they can read; commands take it by --auth-token.
+    Write it to a file that only its owner can read. Commands take the file with --auth-token, next to a certificate of the role
+    `bearer`.
     """
     from snapline.security.tokens import digest_of, new_token
     from snapline.storage.timestamps import instant
@@ -57,7 +60,7 @@ def create(
 @token_app.command("list")
 @command
 def list_tokens(connection: Connection, display: Display) -> None:
-    """List tokens: whose they are, what they may do, and until when. What they are, nobody knows."""
+    """List tokens: owner, role and expiry. The tokens themselves are not stored."""
     listed = connection.ask(lambda client: client.read_tokens(connection.timeout))
     rows = [_token_row(token) for token in listed.tokens]
     display.printer().result(document("TokenList", tokens=rows), _show_tokens)
@@ -66,7 +69,7 @@ def list_tokens(connection: Connection, display: Display) -> None:
 @token_app.command("revoke")
 @command
 def revoke(connection: Connection, display: Display, name: TokenName) -> None:
-    """Make a token good for nothing, at once; hosts believe it for five seconds more, for calls that only read."""
+    """Revoke a token. Hosts may accept it for five more seconds, for read-only calls."""
     connection.ask(lambda client: client.revoke_token(name, connection.timeout))
     display.printer().result(
         document("TokenRevoked", name=name),
@@ -101,8 +104,10 @@ DELIVER_S = 120.0
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(token_app, name="token")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and what it signs.")]
-Days = Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How long certificates are valid.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and its certificates.")]
+Days = Annotated[
+    int, typer.Option("--days", min=1, max=3650, metavar="N", help="Validity of the certificates in days.")
+]
 
 
 @app.command("init")
@@ -119,9 +124,9 @@ def init(
     ] = "snapline",
     days: Days = 365,
 ) -> None:
-    """Make a working set: an authority, and certificates for coordinator, hosts and tools.
+    """Make the certificates of a fleet: authority, coordinator, hosts and tools.
 
-    Keys are readable by you alone. Give each process its own files and ca.crt; keep ca.key where no process runs.
+    DIR must be new or empty. Only you can read the keys. Give each process its own files and ca.crt; keep ca.key where no process runs.
     """
     from snapline.security.certificates import Authority
 
@@ -146,13 +151,18 @@ def init(
 def issue(
     display: Display,
     folder: Folder,
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, operator, admin, host, launcher, coordinator …")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: the id of a host or replica, or a person.")],
+    role: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROLE", help="Role: viewer, operator, admin, bearer, host, launcher, coordinator or client."
+        ),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Owner: the id of a host or replica, or a user.")],
     days: Days = 365,
 ) -> None:
-    """Make one more certificate, or a new one in the place of an old one.
+    """Make one more certificate, or replace an old one of the same name.
 
-    Processes that run take it within seconds.
+    Running processes load it within seconds.
     """
     from snapline.security.certificates import Authority
 
@@ -163,9 +173,9 @@ def issue(
 @app.command("renew")
 @command
 def renew(display: Display, folder: Folder, days: Days = 365) -> None:
-    """Make all certificates of a folder anew, with new keys.
+    """Renew all certificates of a folder, with new keys.
 
-    Processes that read this folder take theirs within seconds; `snapline auth deliver` brings them to a fleet elsewhere.
+    Processes that read this folder load theirs within seconds; `snapline auth deliver` sends them to a fleet elsewhere.
     """
     from snapline.security.certificates import Authority
 
@@ -185,12 +195,14 @@ def deliver(
     address: Address = None,
     context: Context = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For all processes to have theirs.")
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Time limit until all processes have theirs.")
     ] = DELIVER_S,
 ) -> None:
-    """Bring the certificates of a folder, as they are now, to a fleet on a Ray cluster, which goes on.
+    """Send the certificates of a folder to a running fleet on a Ray cluster.
 
-    Each process gets its own and takes it within seconds. So certificates can be short-lived: `snapline auth renew`, then this, in time.
+    The fleet was started by `snapline up --on ray --tls`. Each process gets its own certificate and loads it within seconds. So
+    certificates can be short-lived: run `snapline auth renew`, then this. Exit code 9: some processes do not run; they get theirs when
+    they start.
     """
     from snapline.deploy import ray_fleet
     from snapline.deploy.ray_cluster import RayCluster
@@ -244,11 +256,16 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
 def audit(
     connection: Connection,
     display: Display,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=2500, metavar="N", help="The last so many.")] = 50,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=2500, metavar="N", help="Number of calls to show.")
+    ] = 50,
 ) -> None:
-    """Show what operators and admins have asked of the fleet to change it, and what they were refused.
+    """Show changes to the fleet that operators and admins requested, oldest first.
 
-    Oldest first. Every call is written down before it is made. The last 2000 are kept, and the last 500 refused ones.
+    Each call is recorded before it runs. The last 2000 allowed and the last 500 rejected calls are kept; `dropped` counts older ones.
+    Columns: `number`, without gaps; `at`, by the leader's clock; `who`, `role`; `by`, token or certificate; `host`, empty for the
+    coordinator; `call`, `about`; and `outcome`. An outcome is `allowed`, `refused`, or `failed`: allowed, but without effect. Needs
+    certificates and snapline[crypto].
     """
     log = connection.ask(lambda client: client.read_audit(count, connection.timeout))
     rows = [_call_row(call) for call in log.calls]

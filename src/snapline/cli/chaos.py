@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 OnPlace = Annotated[
     Place | None,
-    typer.Option("--on", help="Where, as for `up`; never a context's.", show_default="local"),
+    typer.Option("--on", help="Launcher, as for `up`; never that of a context.", show_default="local"),
 ]
 
 
@@ -122,39 +122,50 @@ def run(
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="A scenario as for `sim run`: a TOML file, or a built-in template.",
-            show_default="every fault that can be had here, drawn",
+            help="Scenario as for `sim run`: a TOML file, or a built-in template.",
+            show_default="every fault that is possible here, drawn",
         ),
     ] = None,
     fleet: Annotated[
-        str | None, typer.Option("--fleet", metavar="MODULE:FLEET", help="Your own agents.", show_default=False)
+        str | None,
+        typer.Option(
+            "--fleet", metavar="MODULE:FLEET", help="Your own agents, under the faults of FILE.", show_default=False
+        ),
     ] = None,
     arg: FleetArguments = None,
     invariant: Annotated[
         str | None,
         typer.Option(
-            "--invariant", metavar="MODULE:FUNCTION", help="Asked of every cut, as in pytest.", show_default=False
+            "--invariant",
+            metavar="MODULE:FUNCTION",
+            help="Function of a snapline.Cut that asserts what must hold in every complete cut.",
+            show_default=False,
         ),
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
-            "--minutes", min=0.0, metavar="N", help="One seed after the other, for so long.", show_default="one run"
+            "--minutes",
+            min=0.0,
+            metavar="N",
+            help="Time in minutes for which to run one seed after the other, until a run does not pass.",
+            show_default="one run",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="The first run's seed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of the first run.")] = 0,
     folder: Annotated[
         Path,
         typer.Option(
             "--folder",
             metavar="DIR",
-            help="Folders of runs go there; of those that pass nothing stays. Elsewhere a path that all machines share.",
+            help="Folder for the folders of runs that do not pass; with --on a path that all machines share.",
         ),
     ] = RUNS,
 ) -> None:
-    """Run a fleet of real processes under the faults of a scenario, make all whole, and judge it.
+    """Run a fleet of real processes under the faults of a scenario, heal all faults, and check the guarantees.
 
-    Exit code: 0 pass, 6 a guarantee was violated, 3 undecided, 2 the place cannot carry a fault of the file out, 1 the harness or the agents' code failed. Ends at the first run that does not pass.
+    Stops at the first run that does not pass. Exit codes: 0: pass. 1: the harness or the agents' code failed. 2: a fault of the file
+    cannot be injected here. 3: undecided. 6: a guarantee was violated.
     """
     from snapline.chaos.capabilities import drawn
     from snapline.sim.result import EXIT_CODES
@@ -275,9 +286,9 @@ def _show(result: Document, tables: DocumentTables) -> None:
 @app.command("doctor")
 @command
 def doctor(display: Display, on: OnPlace = None) -> None:
-    """Say which faults can be carried out on real processes, here or by another launcher, how, and why not the others; and what earlier runs have left here.
+    """List the faults, whether and how this machine or another launcher can inject them, and leftovers of earlier runs.
 
-    Exit code: 3 if something is left.
+    Exit code 3: processes of an earlier run are left.
     """
     import msgspec
 

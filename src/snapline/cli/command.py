@@ -37,6 +37,31 @@ INTERRUPTED = 130
 PARTIAL = 3
 """Exit code of a partial success: some items could not be read or handled."""
 
+EXIT_CODES = {
+    0: "Success.",
+    1: "Error: the fleet failed, a snapshot was aborted, or a simulated run was broken or not repeatable. "
+    "Also a port that is in use, or a name that DNS does not know, after three seconds.",
+    UsageError.exit_code: "Usage: an option, MODULE:FLEET or --arg is wrong, a path or address cannot be used, a library is missing, "
+    "a host defines another fleet, or the store has another key.",
+    PARTIAL: "Partial: something could not be read or handled, and the rest is shown; dead letters with `run --fail-on-dead-letters`; "
+    "an undecided simulated run, in which a required event did not happen.",
+    4: "No such snapshot, agent or host.",
+    5: "Conflict: an older incarnation, a host that a newer process has replaced, or certificates that do not trust each other.",
+    6: "Verification failed: data differs from what was written, a trace is invalid or contradicts itself, or a simulated run violated a "
+    "guarantee.",
+    8: "No coordinator answers.",
+    9: "Timeout: the operation may or may not have happened; an input may have been accepted.",
+    10: "No store at this place.",
+    11: "Locked: another launcher or coordinator uses the folder, the fleet of the store runs, or another process writes the same stream; the message names "
+    "process, machine and time.",
+    12: "A coordinator replica ended itself: its disk rejected a write, or its files cannot be trusted.",
+    13: "The fleet has ended, and accepts no inputs.",
+    14: "The input was not accepted in time, and will not be.",
+    15: "A host ended itself: code of an agent blocked it for longer than `busy_limit_s`.",
+    INTERRUPTED: "Interrupted.",
+}
+"""Exit code → meaning, for all commands and processes; docs/cli.md shows this table."""
+
 WRONG_PLACE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
@@ -135,15 +160,21 @@ RUNS = Path("runs")
 """Default folder of the runs of `snapline sim` and of their reports."""
 
 FleetReference = Annotated[
-    str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
+    str,
+    typer.Argument(
+        metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one; the same on every host."
+    ),
 ]
 FleetArguments = Annotated[
-    list[str] | None, typer.Option("--arg", metavar="KEY=VALUE", help="For a FLEET that is a function; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--arg", metavar="KEY=VALUE", help="Keyword argument, as text, for a FLEET that is a function. Repeatable."
+    ),
 ]
 
 FleetMetrics = Annotated[
     bool,
-    typer.Option("--metrics", help="Every process serves metrics, for Prometheus; DIR/metrics/*.json says where."),
+    typer.Option("--metrics", help="Serve Prometheus metrics in every process; DIR/metrics/*.json has the addresses."),
 ]
 
 
@@ -174,14 +205,12 @@ class LogLines:
             "--log-format",
             envvar="SNAPLINE_LOG_FORMAT",
             show_envvar=False,
-            help="Lines of text, or JSON objects with the ids of what they are about.",
+            help="Format of the log on stderr: text, or JSON objects with the ids of their subjects.",
         ),
     ] = LogFormat.TEXT
     log_level: Annotated[
         LogLevel,
-        typer.Option(
-            "--log-level", envvar="SNAPLINE_LOG_LEVEL", show_envvar=False, help="Log what is as serious as that."
-        ),
+        typer.Option("--log-level", envvar="SNAPLINE_LOG_LEVEL", show_envvar=False, help="Lowest level to log."),
     ] = LogLevel.INFO
 
     def arguments(self) -> tuple[str, ...]:
@@ -202,8 +231,8 @@ class Spans:
             max=1.0,
             envvar="SNAPLINE_OTEL",
             show_envvar=False,
-            help="Export spans to OpenTelemetry (see its OTEL_… variables): of epochs, recoveries, requests with "
-            "a trace, and of SHARE (0 to 1) of the others.",
+            help="Export spans to OpenTelemetry (see its OTEL_… variables): of epochs, recoveries, requests with a trace, "
+            "and a SHARE (0 to 1) of other requests. Needs snapline[otel].",
             show_default="off",
         ),
     ] = None
@@ -230,10 +259,14 @@ class Display:
 
     output: Annotated[
         OutputFormat | None,
-        typer.Option("--output", "-o", help="Form of the result.", show_default="table on a terminal, else json"),
+        typer.Option("--output", "-o", help="Format of the result.", show_default="table on a terminal, else json"),
     ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr; results and warnings stay.")] = (
+        False
+    )
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="No colours; the variable NO_COLOR has the same effect.")
+    ] = False
 
     def printer(self) -> Printer:
         """Return the printer for these options."""
@@ -244,14 +277,24 @@ class Display:
 class SecurityOptions:
     """Security options: all three TLS files, `--insecure`, or connections on this machine only."""
 
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
-    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates we trust (PEM).")] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Own certificate (PEM). Give all three TLS files, or none."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM).")
+    ] = None
+    tls_ca: Annotated[
+        Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates of the trusted authority (PEM).")
+    ] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plaintext on any network: only where nobody else can reach us.")
+        bool,
+        typer.Option(
+            "--insecure", help="Allow plaintext beyond loopback addresses, for networks that nobody else can reach."
+        ),
     ] = False
     tls_domain: Annotated[
-        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain that certificates must be of.")
+        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain of the fleet, which certificates name.")
     ] = "snapline"
 
     def security(self) -> "Security":
@@ -285,9 +328,7 @@ class SecurityOptions:
 
 Stale = Annotated[
     bool,
-    typer.Option(
-        "--stale", help="Let any replica answer, from what it knows: perhaps not the latest, but without a leader."
-    ),
+    typer.Option("--stale", help="Accept the answer of any replica: perhaps outdated, but available without a leader."),
 ]
 
 
@@ -298,20 +339,31 @@ class Connection(SecurityOptions):
     coordinator: Annotated[
         str | None,
         typer.Option(
-            "--coordinator", metavar="HOST:PORT,…", help="Ask the coordinator there; of several replicas give all."
+            "--coordinator",
+            metavar="HOST:PORT,…",
+            help="Address of the coordinator; for several replicas, all addresses.",
         ),
     ] = None
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Ask the coordinator of the local fleet in this folder."),
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Folder of a local fleet, whose coordinator.json has the address of the coordinator.",
+        ),
     ] = None
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=0.1, max=TIMEOUT_S_MAX, metavar="SECONDS", help="Limit for the whole call."),
+        typer.Option("--timeout", min=0.1, max=TIMEOUT_S_MAX, metavar="SECONDS", help="Time limit of the whole call."),
     ] = TIMEOUT_S
     auth_token: Annotated[
         Path | None,
-        typer.Option("--auth-token", metavar="FILE", help="A token of yours, whose role counts (`auth token create`)."),
+        typer.Option(
+            "--auth-token",
+            metavar="FILE",
+            help="File with your token (`auth token create`), whose role counts; next to a certificate of the role "
+            "`bearer`.",
+        ),
     ] = None
 
     def security(self) -> "Security":
@@ -464,7 +516,11 @@ LAST_SNAPSHOT_S = 20.0
 
 BeginAnew = Annotated[
     bool,
-    typer.Option("--begin-anew", help="Let a fleet all of whose snapshots are damaged begin from its initial states."),
+    typer.Option(
+        "--begin-anew",
+        help="Restart from the initial states if all snapshots are damaged. Without it such a fleet waits, and "
+        "`status` shows it.",
+    ),
 ]
 LastSnapshot = Annotated[
     float,
@@ -472,7 +528,8 @@ LastSnapshot = Annotated[
         "--last-snapshot-s",
         min=0,
         metavar="SECONDS",
-        help="Time limit for the last snapshot before a stop by SIGTERM or SIGINT; 0: none is taken. A second signal ends the wait at once.",
+        help="Time limit of the last snapshot before a stop by SIGTERM or SIGINT; 0: no snapshot. A second signal ends "
+        "the wait at once.",
     ),
 ]
 

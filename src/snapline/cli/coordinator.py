@@ -15,7 +15,7 @@ from snapline.security.printable import printable
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.")]
 
 
 @app.command("status")
@@ -24,12 +24,16 @@ def status(
     connection: Connection,
     display: Display,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Its counters instead, as prometheus reads them; -o json: as a document.")
+        bool,
+        typer.Option(
+            "--metrics",
+            help="Show its counters (`snapline_raft_…`) instead, in Prometheus' format; with -o json as a document.",
+        ),
     ] = False,
 ) -> None:
-    """Show how one replica stands.
+    """Show the status of one replica: term, known leader, connections, log.
 
-    It is the replica that is asked, whether it leads or not. Of several addresses the first that answers is taken.
+    The replica that is called answers, leader or not; of several addresses, the first that answers.
     """
     verb = "metrics" if metrics else "status"
     result = connection.ask(lambda client: client.read_replica(verb, connection.timeout))
@@ -42,7 +46,7 @@ def status(
 @app.command("members")
 @command
 def members(connection: Connection, display: Display) -> None:
-    """List the replicas, and which of them leads."""
+    """List the replicas, and mark the leader."""
     result = connection.ask(lambda client: client.read_replica("members", connection.timeout))
     display.printer().result(result, _show_members)
 
@@ -53,19 +57,17 @@ def transfer_leader(
     connection: Connection,
     display: Display,
     to: Annotated[
-        str, typer.Option("--to", metavar="ID", help="The replica that shall lead.", show_default="the most up to date")
+        str, typer.Option("--to", metavar="ID", help="Replica that takes over.", show_default="the most up to date")
     ] = "",
     only_from: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="ID", help="Do nothing unless this replica leads.", show_default="whoever leads"
-        ),
+        typer.Option("--from", metavar="ID", help="Do nothing unless this replica leads.", show_default="any leader"),
     ] = "",
 ) -> None:
-    """Have another replica lead.
+    """Transfer the leadership to another replica.
 
-    Do it before the leader is stopped on purpose: an election takes a second or two, this much less. A replica that is
-    about to stop may hand on its own lead, with its own certificate, by --from with its own ID.
+    Do so before you stop the leader: an election takes a second or two, a transfer a fraction of that. A replica that is about to stop
+    may hand over its own leadership, with its own certificate and --from.
     """
     wanted, leaving = (check_id(name, "replica") if name else "" for name in (to, only_from))
     result = connection.ask(lambda client: client.transfer_leader(wanted, connection.timeout, only_from=leaving))
@@ -77,7 +79,9 @@ def transfer_leader(
 def backup(connection: Connection, display: Display, file: BackupFile) -> None:
     """Write the coordinator's state to FILE.
 
-    It holds what was decided, not the snapshots: keep it beside a copy of the store, and take one now and then.
+    It contains plans, epochs, agents and hosts, not the snapshots: store it with a copy of the store, and renew it from time to time.
+    It is for a majority of replicas that have lost their disks. FILE is a record of kind `BKUP` (docs/snapshot-format.md) around a
+    MessagePack map of `cluster`, the store's id, and `image`, the state.
     """
     from snapline.coordinator.service.backup import describe_backup, write_backup
 
@@ -98,7 +102,7 @@ def restore_backup(
     display: Display,
     file: BackupFile,
     data_dir: Annotated[
-        Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the new replica: not there yet, or empty.")
+        Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the new replica; must be new or empty.")
     ],
     store: Store,
     node: Node = NODE,
@@ -106,9 +110,15 @@ def restore_backup(
 ) -> None:
     """Make the folder of a new replica from a backup.
 
-    For a coordinator whose replicas are lost. Nothing of the fleet may run. Restore all replicas from the same FILE before
-    the first of them is started: each with its --id, a --data-dir of its own and the same --peers. The fleet goes back to
-    the newest snapshot in the store.
+    For a coordinator whose majority is lost. End every process of the fleet, including hosts. Restore all replicas from the same FILE
+    before the first of them starts, each with its --id and --data-dir, and the same --peers; their `digest` must be equal. Then run
+    `coordinator run` and the hosts as before.
+
+    The fleet goes back to the newest snapshot in the store, even if that is newer than the backup (`adopted_epochs`). `skipped_epochs`
+    cannot be used: damaged, or with agents that the backup does not know. Plans, epochs and host starts continue a million higher, so
+    that no number recurs; `status` counts these as aborted epochs. Ids of agents that were created and left after the backup may recur.
+
+    Exit codes: 2: DIR is not empty, FILE belongs to another store, or there is no snapshot. 6: FILE is damaged.
     """
     from snapline.coordinator.service.backup import restore
 

@@ -43,19 +43,24 @@ def demo(
     source: Annotated[
         str | None,
         typer.Option(
-            "--source", metavar="DIR", help="Python source to rank.", show_default="the standard library's own"
+            "--source",
+            metavar="DIR",
+            help="Folder of the Python source to rank.",
+            show_default="the standard library's own",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Keep everything there.", show_default="a temporary folder"),
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Folder for all files, which is kept.", show_default="a temporary folder"
+        ),
     ] = None,
     hosts: Annotated[int, typer.Option("--hosts", min=2, metavar="N", help="Number of host processes.")] = 4,
     protocol: Annotated[
         str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol (docs/protocols.md).")
     ] = "chandy-lamport",
 ) -> None:
-    """Rank modules on several hosts, kill one, and kill the coordinator's leader.
+    """Rank modules on several hosts, kill a host and the coordinator's leader, and compare the ranks.
 
     The ranks are compared with those of an undisturbed run.
     """

@@ -59,12 +59,12 @@ def doctor(
     connection: Connection,
     display: Display,
     store: Annotated[
-        str, typer.Option("--store", metavar="STORE", help="Write to this store, read it back, and clean up.")
+        str, typer.Option("--store", metavar="STORE", help="Store to check: write to it, read it back, and clean up.")
     ] = "",
 ) -> None:
-    """Look whether this machine, a store and a fleet are as they should be.
+    """Check this machine, a store and a fleet for problems, without changing them.
 
-    The fleet is that of --coordinator, --data-dir or snapline.toml, if one of them names any. Exit code 1 if something is bad. Nothing is changed.
+    The fleet is that of --coordinator, --data-dir or snapline.toml, if one of them names a fleet. Exit code 1: something is wrong.
     """
     is_named = connection.coordinator is not None or connection.data_dir is not None or UserSettings().path.exists()
     checks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _files, _programs]
@@ -218,7 +218,7 @@ def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
 
 @command
 def version(display: Display) -> None:
-    """Print the version."""
+    """Print the version, and whether the cores are compiled."""
     import platform
 
     import snapline

@@ -14,7 +14,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 @app.callback()
 def gateway() -> None:
-    """A fleet behind HTTP."""
+    "HTTP gateway for a fleet's agents."
 
 
 @app.command("run")
@@ -22,28 +22,35 @@ def gateway() -> None:
 def run(
     connection: Connection,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where requests come in; port 0: any.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen at; port 0: any free one.")
     ] = "127.0.0.1:8080",
     fleet: Annotated[
         str | None,
-        typer.Option("--fleet", metavar="MODULE:FLEET", help="Its classes' message types go into /openapi.json."),
+        typer.Option("--fleet", metavar="MODULE:FLEET", help="Fleet whose message types /openapi.json describes."),
     ] = None,
     serve: Annotated[
         list[str] | None,
         typer.Option(
             "--serve",
             metavar="AGENT/TYPE",
-            help="Serve handlers that are not marked public too, such as 'desk-*/Order'. Repeatable.",
+            help="Also serve these handlers that are not marked public, such as 'desk-*/Order'. Repeatable.",
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help="Requests must bear the token in it. Needed beyond loopback."
+            "--token-file",
+            metavar="FILE",
+            help="File with the token that requests must carry. Required beyond loopback.",
         ),
     ] = None,
 ) -> None:
-    """Take requests over HTTP for a fleet's agents, and give out what they emit; see docs/gateway.md."""
+    """Serve a fleet's agents over HTTP until interrupted, and print the address; see docs/gateway.md.
+
+    Requests become inputs, outputs are server-sent events, and /openapi.json describes the requests. Serves handlers marked
+    `@snapline.handler(public=True)`. With certificates it needs one of the role `client`. Needs snapline[http]. Exit codes: 0: ended by
+    a signal. 2: wrong option, address in use, or the extra is missing. 8: no coordinator answers.
+    """
     try:
         from snapline.gateway.app import Served
         from snapline.gateway.app import serve as serve_gateway

@@ -13,8 +13,6 @@ from snapline.errors import ExternalFailureError, UsageError
 TIMEOUT_S = 5.0
 """Time limit of the call, which stays on one machine; container runtimes have their own limit."""
 
-app = typer.Typer(rich_markup_mode=None, subcommand_metavar="")
-
 
 class HealthQuestion(StrEnum):
     """Values of `--is`; names of `telemetry/health.py`."""
@@ -23,7 +21,6 @@ class HealthQuestion(StrEnum):
     READY = "ready"
 
 
-@app.callback(invoke_without_command=True)
 @command
 def health(
     display: Display,
@@ -34,18 +31,19 @@ def health(
             metavar="HOST:PORT",
             envvar="SNAPLINE_HEALTH",
             show_envvar=False,
-            help="As the process was given it.",
+            help="Address, as for the process's own --health: HOST:PORT or unix:PATH.",
         ),
     ] = "",
-    question: Annotated[HealthQuestion, typer.Option("--is", help="What is asked.")] = HealthQuestion.READY,
+    question: Annotated[HealthQuestion, typer.Option("--is", help="Condition to check.")] = HealthQuestion.READY,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="For the answer.")
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of the answer.")
     ] = TIMEOUT_S,
 ) -> None:
-    """Ask a host or a coordinator that was started with --health.
+    """Check whether a host or coordinator process is alive or ready.
 
-    Exit code 0 if it is so, 1 if not. Who is alive answers; a coordinator is ready while it hears a majority, a host once it has
-    joined its fleet. The address may also stand in the variable SNAPLINE_HEALTH.
+    A process that answers is alive; restart only one that is not. A coordinator is ready while it is connected to a majority, a host
+    once it has joined its fleet. Other programs can call the gRPC health service of the process (`Check`, not `Watch`) with the names
+    `alive` and `ready`. Exit codes: 0: it is so. 1: it is not, or no answer.
     """
     import grpc
 

@@ -170,22 +170,22 @@ MOVE_S = 60.0
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
 
-HostId = Annotated[str, typer.Argument(metavar="ID", help="The host.")]
-HostIds = Annotated[list[str], typer.Argument(metavar="ID…", help="The hosts.")]
-Within = Annotated[float, typer.Option("--within", min=0.1, metavar="SECONDS", help="For the agents to move.")]
+HostId = Annotated[str, typer.Argument(metavar="ID", help="Host.")]
+HostIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Hosts.")]
+Within = Annotated[float, typer.Option("--within", min=0.1, metavar="SECONDS", help="Time limit of the move.")]
 
 
 @app.command("list")
 @command
 def list_hosts(connection: Connection, display: Display) -> None:
-    """List the hosts, and how many agents each has."""
+    """List the hosts, and their numbers of agents."""
     display.printer().result(_host_list(connection), _show_hosts)
 
 
 @app.command("describe")
 @command
 def describe(connection: Connection, display: Display, host: HostId) -> None:
-    """Show how a host stands, and which agents live there."""
+    """Describe a host, and list its agents. Exit code 4: no such host."""
     from snapline.messages.answers import document_of
 
     name = check_id(host, "host")
@@ -200,10 +200,11 @@ def describe(connection: Connection, display: Display, host: HostId) -> None:
 @app.command("drain")
 @command
 def drain(connection: Connection, display: Display, hosts: HostIds, within: Within = MOVE_S) -> None:
-    """Have agents leave hosts, and keep them away.
+    """Move all agents away from hosts, and keep the hosts empty until `host resume`.
 
-    They move by a plan from a snapshot that is taken for it; nothing is lost. A host that is drained has no agents, and can be ended
-    without anybody noticing. The mark stays when its process is started again.
+    Agents move by a recovery plan from a fresh snapshot; nothing is lost. A drained host can be ended without any effect on the fleet;
+    it stays drained after a restart. Exit codes: 2: no other host is left for the agents. 4: no such host. 9: agents were not moved
+    --within the limit.
     """
     names = tuple(dict.fromkeys([check_id(host, "host") for host in hosts]))
     _move(connection, display, lambda note: lambda client: drain_hosts(client, names, time.monotonic() + within, note))
@@ -212,7 +213,7 @@ def drain(connection: Connection, display: Display, hosts: HostIds, within: With
 @app.command("resume")
 @command
 def resume(connection: Connection, display: Display, hosts: HostIds) -> None:
-    """Let agents come to drained hosts again: with the next recovery, or by `host spread`."""
+    """Allow agents on drained hosts again. They return with the next recovery, or by `host spread`."""
     names = [check_id(host, "host") for host in hosts]
     _move(connection, display, lambda _: lambda client: client.move_agents(resumed=names))
 
@@ -220,17 +221,17 @@ def resume(connection: Connection, display: Display, hosts: HostIds) -> None:
 @app.command("spread")
 @command
 def spread(connection: Connection, display: Display, within: Within = MOVE_S) -> None:
-    """Move agents so that all hosts have equally many."""
+    """Move agents until all hosts have equally many. Exit code 9: not done --within the limit."""
     _move(connection, display, lambda note: lambda client: spread_agents(client, time.monotonic() + within, note))
 
 
 @app.command("kill")
 @command
 def kill(connection: Connection, display: Display, host: HostId) -> None:
-    """End a host's process, as a failure would: its agents go back to the last snapshot, on other hosts.
+    """Kill a host's process, as a failure would: its agents go back to the last snapshot, on other hosts.
 
-    What the process still says counts no more, even if it cannot be reached to hear that it is over. Who keeps the fleet starts it
-    again. Drain it before, and nothing goes back.
+    The host is fenced at once: its messages are rejected, even if the process cannot be reached. It also kills the last host. The
+    fleet's keeper restarts it. To lose no work, drain the host first.
     """
     name = check_id(host, "host")
     starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
@@ -245,10 +246,10 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
 @command
 def logs(
     connection: Connection,
-    host: Annotated[str, typer.Argument(metavar="ID", help="A host or a coordinator.")],
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="So many, the last ones.")] = LINES,
+    host: Annotated[str, typer.Argument(metavar="ID", help="Host or coordinator replica.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="Number of lines to show.")] = LINES,
 ) -> None:
-    """Print the end of a process's log, of a fleet whose folder is on this machine."""
+    """Print the end of a process's log. The fleet's folder must be on this machine."""
     from snapline.cli.fleet_locations import logs_of
 
     folder = logs_of(connection.folder())
@@ -265,11 +266,12 @@ def logs(
 def forget(
     connection: Connection,
     display: Display,
-    host: Annotated[str, typer.Argument(metavar="ID", help="A host that is lost or has left.")],
+    host: Annotated[str, typer.Argument(metavar="ID", help="Host that is lost or has left.")],
 ) -> None:
-    """Drop the record of a host that does not come back.
+    """Remove the record of a host that does not come back.
 
-    It is dropped by itself after ten minutes. A process that comes back under the name is a new host.
+    The host must be lost or have left, without agents. After ten minutes its record goes by itself. A process that returns under the
+    name is a new host. Exit codes: 2: the host is alive, or its agents have not moved yet. 4: no such host.
     """
     name = check_id(host, "host")
     connection.ask(lambda client: client.forget_host(name, connection.timeout))
@@ -324,20 +326,22 @@ def _print_end(file: Path, lines: int) -> None:
 SCALE_S = 180.0
 """Default time limit for processes to start and agents to move."""
 
-WithinAll = Annotated[float, typer.Option("--within", min=1, metavar="SECONDS", help="For all of it.")]
+WithinAll = Annotated[
+    float, typer.Option("--within", min=1, metavar="SECONDS", help="Time limit of the whole command.")
+]
 
 
 @command
 def scale(
     connection: Connection,
     display: Display,
-    hosts: Annotated[int, typer.Option("--hosts", min=1, max=256, metavar="N", help="How many hosts it is to have.")],
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=256, metavar="N", help="New number of hosts.")],
     within: WithinAll = SCALE_S,
 ) -> None:
-    """Give a fleet that runs more hosts, or fewer.
+    """Change the number of hosts of a running fleet.
 
-    More are started, and agents move so that all have equally many. Of fewer, those above the number are drained before they end.
-    Nothing is lost: agents move by a plan from a snapshot that is taken for it. For fleets that a process on this machine keeps
+    New hosts are started, and agents move until all hosts have equally many. If there are fewer hosts, the surplus ones are drained
+    before they end. Nothing is lost: agents move by a recovery plan from a fresh snapshot. The fleet needs a keeper on this machine
     (`snapline up`, `snapline run`).
     """
     from snapline.deploy.running_fleet import check_supervised
@@ -384,13 +388,15 @@ async def _scale(
 def restart(
     connection: Connection,
     display: Display,
-    hosts_only: Annotated[bool, typer.Option("--hosts-only", help="Leave the coordinator's processes alone.")] = False,
+    hosts_only: Annotated[
+        bool, typer.Option("--hosts-only", help="Restart only the hosts, not the coordinator.")
+    ] = False,
     within: WithinAll = SCALE_S,
 ) -> None:
-    """Start every process of a fleet anew, one after the other, while it runs.
+    """Restart every process of a fleet, one after the other, while the fleet runs.
 
-    Each host is drained before it ends, and each coordinator that leads hands that on: no epoch is lost, and no agent goes back further than
-    the snapshot that is taken for it. Whoever keeps the fleet starts the processes again, with what is installed by then.
+    Each host is drained before it ends, and a leading coordinator hands its leadership over. No epoch is lost, and no agent goes back
+    further than the fresh snapshot. The fleet's keeper starts the processes again, with the software that is installed by then.
     """
     progress = FleetProgress(display.printer())
     deadline_s = time.monotonic() + within

@@ -19,21 +19,21 @@ PUBLIC_SUFFIX = ".pub"
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-_STORE = typer.Option("--store", metavar="STORE", help="The store, as path or URL.")
+_STORE = typer.Option("--store", metavar="STORE", help="Store, as path or URL.")
 
 
 @app.command("generate")
 @command
 def generate(
     display: Display,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the key; must not exist.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")],
     signing: Annotated[
-        bool, typer.Option("--signing", help="A key pair for signatures; the public half goes to FILE.pub.")
+        bool, typer.Option("--signing", help="Make a key pair for signatures, with the public key in FILE.pub.")
     ] = False,
 ) -> None:
-    """Make a key file, readable by you alone.
+    """Make a key file that only you can read.
 
-    Without it nothing that was encrypted with it can be read: keep a copy in a safe place.
+    Data that was encrypted with the key cannot be read without it: keep a copy in a safe place.
     """
     from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 
@@ -53,9 +53,9 @@ def rotate(
     store: Annotated[str, _STORE],
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="File of the new key.")],
 ) -> None:
-    """Wrap all keys of a store with a new key.
+    """Encrypt all keys of a store with a new key.
 
-    The variable SNAPLINE_STORE_KEY names the files of the old ones. No pack is written again. May be repeated.
+    The variable SNAPLINE_STORE_KEY names the files of the old keys. No pack is rewritten. The command may be repeated.
     """
     from snapline.storage.disk import store_files
     from snapline.storage.keys import key_records
@@ -84,7 +84,7 @@ def rotate(
 def show(display: Display, store: Annotated[str, _STORE]) -> None:
     """List the keys of a store: their generations, and which key file opens them.
 
-    Needs no key file. Exit code 6 if a record is damaged.
+    Prints no secrets, and needs no key file. Exit code 6: a record is damaged.
     """
     from snapline.storage.disk import store_files
 

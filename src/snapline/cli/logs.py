@@ -354,45 +354,68 @@ LOOK_S = 0.25
 """Interval between two reads with `--follow`."""
 
 
+LinesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lines",
+        "-n",
+        min=1,
+        metavar="N",
+        help="Number of entries, counted from the end.",
+        show_default="all",
+    ),
+]
+
+
 @command
 def logs(
     display: Display,
     processes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROCESS]…", help="Only these hosts and coordinators.", show_default="all"),
+        typer.Argument(metavar="[PROCESS]…", help="Names of logs, such as h1, coordinator or c2.", show_default="all"),
     ] = None,
-    lines: Annotated[
-        int | None,
-        typer.Option(
-            "--lines",
-            "-n",
-            min=1,
-            metavar="N",
-            help="The last so many, each with what belongs to it.",
-            show_default="all",
-        ),
-    ] = None,
+    lines: LinesOption = None,
     level: Annotated[
         str | None,
-        typer.Option("--level", metavar="LEVEL", help="Lowest level to show: debug, info, warning, error, critical."),
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="Lowest level to show: debug, info, warning, error, critical. Entries without a level are shown.",
+        ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Not older: 10m, 2h, 1d, or 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Oldest time to show: an age (10m, 2h, 1d), or a time such as 2026-01-31T12:00:00Z; without a zone, local "
+            "time.",
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until interrupted.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new entries as they arrive, also of new hosts, until interrupted."),
+    ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Of the fleet that `snapline up` has taken up.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of a fleet that `snapline up` has started.")
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="The fleet's folder.", show_default="as `snapline up` takes it"),
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Folder of the fleet.", show_default="as `snapline up` takes it"
+        ),
     ] = None,
     context: Context = None,
 ) -> None:
-    """Print what all processes of a fleet have printed, by time, oldest first.
+    """Print the output of all processes of a fleet, ordered by time, oldest first.
 
-    Of a fleet whose folder is on this machine. Lines without a time belong to the line before them. In JSON each entry is a document on
-    a line of its own.
+    Reads DIR/logs/*.log, also rotated files such as h1.log.1; the folder must be on this machine. An entry is a line with a time and
+    the lines without one that follow, such as a traceback. The last error of a process (`snapline: …`) is an entry of its own. Lines of
+    one process keep their order, also when its clock was set back; clocks of different machines are not corrected. Lines before the
+    first time in a file get that time; without any, the file's.
+
+    In JSON each entry is a document on its own line, with `process`, `time` (UTC; null if unknown), `level`, `logger`, `message` and
+    `fields`, the rest of a JSON line. Exit codes: 4: no such folder or process. 130: --follow was interrupted.
     """
     at_least = None if level is None else parse_level(level)
     since_ns = None if since is None else parse_since(since, time.time_ns())

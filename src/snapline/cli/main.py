@@ -27,47 +27,51 @@ class CommandGroup(NamedTuple):
 
 
 COMMANDS = {
-    "demo": CommandGroup("demo", "Rank modules on several hosts, kill one, and kill the coordinator's leader."),
-    "run": CommandGroup("run", "Run a whole fleet on this machine."),
-    "up": CommandGroup("up", "Take a fleet up, and leave it running."),
-    "down": CommandGroup("up", "Take a fleet down that `snapline up` has taken up."),
-    "doctor": CommandGroup("doctor", "Look whether this machine, a store and a fleet are as they should be."),
-    "scale": CommandGroup("hosts", "Give a fleet that runs more hosts, or fewer."),
-    "restart": CommandGroup("hosts", "Start every process of a fleet anew, one after the other, while it runs."),
-    "keep": CommandGroup("up", "Keep the fleet of this folder: what `snapline up` starts in the background.", True),
-    "unit": CommandGroup("processes", "Print a unit for systemd that starts a coordinator or a host."),
-    "status": CommandGroup("status", "Show phase, hosts and epochs of the fleet."),
-    "top": CommandGroup("status", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
-    "logs": CommandGroup("logs", "Print what all processes of a fleet have printed, by time, oldest first."),
-    "audit": CommandGroup(
-        "auth", "Show what operators and admins have asked of the fleet to change it, and what they were refused."
+    "demo": CommandGroup(
+        "demo", "Rank modules on several hosts, kill a host and the coordinator's leader, and compare the ranks."
     ),
-    "advise": CommandGroup("advise", "Say which protocol and interval suit the fleet, and why."),
-    "analyze": CommandGroup("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
-    "version": CommandGroup("doctor", "Print the version."),
+    "run": CommandGroup("run", "Run a whole fleet on this machine, and end with it."),
+    "up": CommandGroup("up", "Start a fleet in the background, and return when all hosts take part."),
+    "down": CommandGroup("up", "End a fleet that `snapline up` has started, after a last snapshot."),
+    "doctor": CommandGroup("doctor", "Check this machine, a store and a fleet for problems, without changing them."),
+    "scale": CommandGroup("hosts", "Change the number of hosts of a running fleet."),
+    "restart": CommandGroup("hosts", "Restart every process of a fleet, one after the other, while the fleet runs."),
+    "keep": CommandGroup("up", "Keep the fleet of this folder: what `snapline up` starts in the background.", True),
+    "unit": CommandGroup("processes", "Print a systemd unit that starts a coordinator or a host."),
+    "status": CommandGroup(
+        "status", "Show the fleet's phase, hosts, epochs and concerns, and what a failure would cost."
+    ),
+    "top": CommandGroup("status", "Show the fleet in the terminal, and update it until q or Ctrl-C."),
+    "logs": CommandGroup("logs", "Print the output of all processes of a fleet, ordered by time, oldest first."),
+    "audit": CommandGroup("auth", "Show changes to the fleet that operators and admins requested, oldest first."),
+    "advise": CommandGroup(
+        "advise", "Recommend a protocol and a checkpoint interval for a running fleet, with reasons."
+    ),
+    "analyze": CommandGroup(
+        "analyze", "Analyse a trace: recovery line, domino effect, useless and obsolete checkpoints."
+    ),
+    "health": CommandGroup("health", "Check whether a host or coordinator process is alive or ready."),
+    "version": CommandGroup("doctor", "Print the version, and whether the cores are compiled."),
 }
 """Top-level commands; each is a function of that name in its module."""
 
 GROUPS = {
-    "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
-    "recovery": CommandGroup("recovery", "Where the fleet would, or did, go back to."),
+    "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, export, keep and prune snapshots."),
+    "recovery": CommandGroup("recovery", "Recovery lines, past recoveries, and restores."),
     "keys": CommandGroup("keys", "Make key files; rotate and show the keys of a store."),
-    "fleet": CommandGroup("fleet", "Fleets as they are written."),
-    "agent": CommandGroup(
-        "agent", "Agents: where they live, what they hold, inputs for them, letters they could not take."
-    ),
-    "auth": CommandGroup("auth", "Certificates and tokens: who may do what in a fleet."),
-    "config": CommandGroup("up", "Settings: what they are, and where they come from."),
-    "coordinator": CommandGroup("coordinator", "The process that decides, and its replicas."),
-    "host": CommandGroup("hosts", "The processes that run agents."),
-    "output": CommandGroup("outputs", "What agents have given to the outside."),
-    "effect": CommandGroup("outputs", "What agents have done outside.", app="effects_app"),
-    "gateway": CommandGroup("gateway", "A fleet behind HTTP."),
-    "ui": CommandGroup("ui", "The fleet in a browser."),
-    "health": CommandGroup("health", "Ask a host or a coordinator that was started with --health."),
-    "sim": CommandGroup("sim", "Run fleets in virtual time, with faults from a seed, and judge every guarantee."),
+    "fleet": CommandGroup("fleet", "Definitions of fleets."),
+    "agent": CommandGroup("agent", "Agents: their hosts, states, inputs and dead letters."),
+    "auth": CommandGroup("auth", "Certificates and tokens of a fleet."),
+    "config": CommandGroup("up", "Settings and their origins."),
+    "coordinator": CommandGroup("coordinator", "The coordinator and its replicas."),
+    "host": CommandGroup("hosts", "Hosts, the processes that run agents."),
+    "output": CommandGroup("outputs", "Outputs: what agents have published to clients."),
+    "effect": CommandGroup("outputs", "External effects of agents.", app="effects_app"),
+    "gateway": CommandGroup("gateway", "HTTP gateway for a fleet's agents."),
+    "ui": CommandGroup("ui", "Browser view of a fleet."),
+    "sim": CommandGroup("sim", "Simulate fleets in virtual time with seeded faults, and check every guarantee."),
     "chaos": CommandGroup(
-        "chaos", "Carry the simulator's faults out on real processes, and judge them by their store."
+        "chaos", "Inject the simulator's faults into real processes, and check the fleet's guarantees."
     ),
 }
 """Command groups; `app` of a group's module has its commands."""
@@ -139,7 +143,10 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=lambda given: _print_version(given), help="Print the version."
+            "--version",
+            is_eager=True,
+            callback=lambda given: _print_version(given),
+            help="Print the version, and whether the cores are compiled.",
         ),
     ] = False,
 ) -> None:

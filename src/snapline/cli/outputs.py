@@ -26,7 +26,7 @@ ACKNOWLEDGE_S = 1.0
 """Interval between acknowledgements while outputs come. After a crash, outputs printed since the last one may be printed again."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named readers of outputs.")
+consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named consumers of outputs.")
 app.add_typer(consumers, name="consumers")
 
 
@@ -35,7 +35,12 @@ class OutputSource(Connection):
     """A running fleet, or a store at rest."""
 
     store: Annotated[
-        str | None, typer.Option("--store", metavar="STORE", help="Read the store there, without a coordinator.")
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help="Store to read directly, as path or URL: no process needs to run, and no class of the fleet is loaded.",
+        ),
     ] = None
 
 
@@ -44,25 +49,32 @@ class OutputSource(Connection):
 def tail(
     source: OutputSource,
     display: Display,
-    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only these.", show_default="all")] = "",
+    topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Topic to print.", show_default="all")] = "",
     after: Annotated[
         str,
-        typer.Option("--after", metavar="CURSOR", help="Those that come after it.", show_default="all that are kept"),
+        typer.Option(
+            "--after", metavar="CURSOR", help="Cursor after which to begin.", show_default="the oldest that is kept"
+        ),
     ] = "",
     consumer: Annotated[
         str,
         typer.Option(
             "--consumer",
             metavar="NAME",
-            help="Go on where this reader has come to, and move it on.",
+            help="Named consumer: continue from its saved position, and advance it.",
             show_default=False,
         ),
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come, until the fleet ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new outputs, until the fleet ends.")] = False,
 ) -> None:
-    """Print outputs, oldest first, one to a line.
+    """Print released outputs, oldest first, one per line.
 
-    An output is printed when a complete snapshot holds its turn, so that no failure takes it back. In JSON each line is a document.
+    An output is released when a complete snapshot contains its turn, so that no failure undoes it. In JSON each line is a document,
+    `Output` or `OutputsUndone` (after a restore), with the `cursor` from which to continue. With --consumer the position is saved every
+    second and at the end; after a crash the last outputs may be repeated.
+
+    Roles: reading needs `viewer`, `operator`, `admin` or `client`; --consumer any of these but `viewer`. Exit codes: 2: no such cursor,
+    or not permitted. 4: no such consumer, or later outputs were deleted. 6: a file is damaged. 10: no such store.
     """
     lines = _Lines(display)
     if source.store is None:
@@ -82,7 +94,7 @@ def tail(
 @consumers.command("list")
 @command
 def list_consumers(connection: Connection, display: Display) -> None:
-    """List the named readers, and how far each has come. What one of them has not had is kept for it, a week at most."""
+    """List the named consumers of outputs, and their positions. Unread outputs are kept for them, a week at most."""
     from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.read_consumers(connection.timeout))
@@ -94,9 +106,12 @@ def list_consumers(connection: Connection, display: Display) -> None:
 def forget(
     connection: Connection,
     display: Display,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The reader.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Consumer.")],
 ) -> None:
-    """Keep nothing for a named reader any more. Should it come back, it begins with the oldest outputs that are kept."""
+    """Remove a named consumer, so that no outputs are kept for it. Requires the role `operator` or `admin`.
+
+    If it returns, it begins with the oldest outputs that are kept.
+    """
     connection.ask(lambda client: client.forget_consumer(name, connection.timeout))
     display.printer().result(document("ConsumerForgotten", consumer=name), _show_forgotten)
 
@@ -201,13 +216,21 @@ effects_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 def list_effects(
     source: OutputSource,
     display: Display,
-    agent: Annotated[str, typer.Option("--agent", metavar="AGENT", help="Only this one's.", show_default="all")] = "",
+    agent: Annotated[
+        str, typer.Option("--agent", metavar="AGENT", help="Agent whose effects to list.", show_default="all")
+    ] = "",
     unsettled: Annotated[
         bool,
-        typer.Option("--open", help="Only those that have not ended, have failed, or are left of a turn that failed."),
+        typer.Option("--open", help="List only effects that have not ended, have failed, or are left."),
     ] = False,
 ) -> None:
-    """List effects and what became of them, oldest first, as far as complete snapshots hold it."""
+    """List effects and their outcomes, oldest first, as far as complete snapshots contain them. Outputs are kept for a week.
+
+    States: `open`: requested, and perhaps called. `waiting`: not called yet. `in doubt`: perhaps called by an earlier incarnation; it
+    is called again or probed. `needs people`: in doubt, and waits for `effect resolve`. `done`. `failed`: its function raised, and it
+    may have happened. `compensated`. `left`: not undone, though its turn failed permanently. `undone`: the fleet was restored to before
+    it. Only a running fleet shows `waiting`, `in doubt` and `needs people`.
+    """
     from snapline.agent_runtime.effect_ledger import UNSETTLED
 
     effects = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
@@ -219,10 +242,10 @@ def list_effects(
 def show_effect(
     source: OutputSource,
     display: Display,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose effect.")],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="What it is known by.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent of the effect.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the effect.")],
 ) -> None:
-    """Show one effect, in all its generations, and its compensations."""
+    """Show one effect, with all its generations and compensations."""
     effects = [x for x in _effects(source) if x.agent == agent and key in (x.key, x.undoes)]
     if not effects:
         raise NotFoundError(f"agent {agent!r} has no effect {key!r}: see `snapline effect list --agent {agent}`")
@@ -234,14 +257,19 @@ def show_effect(
 def resolve_effect(
     connection: Connection,
     display: Display,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose effect.")],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="What it is known by.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent of the effect.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the effect.")],
     result: Annotated[
-        str | None, typer.Option("--result", metavar="JSON", help="It was done, and came to this.", show_default=False)
+        str | None,
+        typer.Option("--result", metavar="JSON", help="Result of the effect, which has happened.", show_default=False),
     ] = None,
-    not_done: Annotated[bool, typer.Option("--not-done", help="It was not done: it is called.")] = False,
+    not_done: Annotated[bool, typer.Option("--not-done", help="The effect has not happened: call it.")] = False,
 ) -> None:
-    """Say what came of an effect in doubt at which its agent stands, for nobody else can."""
+    """Report the outcome of an effect in doubt, for which its agent waits.
+
+    Exit codes: 0: the turn has accepted it. 2: the agent does not or no longer wait for an outcome, or not permitted. 4: no such
+    effect, or the agent waits at another one. 9: unknown in time; repeating the command is safe.
+    """
     from snapline.messages.json_text import read_json
 
     if (result is None) == (not not_done):
@@ -258,16 +286,19 @@ def resolve_effect(
     display.printer().result(resolved, lambda shown, tables: tables.line(f"agent {agent} goes on from effect {key}"))
 
 
-Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Whose effects.")]
-Keys = Annotated[list[str], typer.Argument(metavar="KEY…", help="What they are known by, as `effect list` shows them.")]
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Agent of the effects.")]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY…", help="Keys of the effects, as `effect list` shows them.")]
 
 
 @effects_app.command("retry")
 @command
 def retry_effects(connection: Connection, display: Display, agent: Agent, keys: Keys) -> None:
-    """Have effects tried again: what has failed with its turn, a compensation that has failed, or what is in doubt and needs people.
+    """Retry effects that failed, or that are in doubt and need an operator.
 
-    The turn of the first is its dead letter's, and runs from its beginning. The last may be done twice by that.
+    A failed effect is retried by another turn of its dead letter, from the beginning of the turn; a failed compensation, or an effect
+    in doubt, by another call. An effect in doubt may thereby happen twice. Exit codes for one KEY: 0: done, and a snapshot contains it.
+    2: not possible or not permitted. 3: failed again, and a new dead letter. 4: no such agent. 9: unknown in time; repeating is safe.
+    For several: 0, or 3 as the lines say.
     """
     limit_s = connection.timeout
     _run_for_each_key(connection, display, agent, keys, lambda client, key: client.retry_effect(agent, key, limit_s))
@@ -276,9 +307,10 @@ def retry_effects(connection: Connection, display: Display, agent: Agent, keys: 
 @effects_app.command("undo")
 @command
 def undo_effects(connection: Connection, display: Display, agent: Agent, keys: Keys) -> None:
-    """Have effects undone by their compensations, also those whose turns have ended well.
+    """Undo effects by their compensations, also those of successful turns.
 
-    Each is undone once. Their agent is not told; if it asks for one of them again, that is done anew.
+    Each is undone once. The agent is not notified; if it requests the effect again, the effect is done again. Exit codes: those of
+    `effect retry`.
     """
     limit_s = connection.timeout
     _run_for_each_key(connection, display, agent, keys, lambda client, key: client.undo_effect(agent, key, limit_s))

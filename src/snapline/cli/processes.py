@@ -46,22 +46,36 @@ LISTEN = "127.0.0.1:7400"
 NODE = "c1"
 """Default id of a replica."""
 
-Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen at; port 0: any free one.")
+]
 Peers = Annotated[
     str,
     typer.Option(
         "--peers",
         metavar="ID=HOST:PORT,…",
-        help="All replicas of this coordinator, this one too; the same everywhere, for ever.",
+        help="All 1, 3 or 5 replicas of this coordinator, including this one; the ids are the same everywhere, and "
+        "never change.",
         show_default="none: it is alone",
     ),
 ]
-Node = Annotated[str, typer.Option("--id", metavar="ID", help="This replica's name.")]
+Node = Annotated[str, typer.Option("--id", metavar="ID", help="Name of this replica.")]
 Advertise = Annotated[
-    str, typer.Option("--advertise", metavar="HOST:PORT", help="Where others reach us.", show_default="as --listen")
+    str,
+    typer.Option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Address at which other processes reach this one, if it differs from --listen.",
+        show_default="as --listen",
+    ),
 ]
 Store = Annotated[
-    str, typer.Option("--store", metavar="STORE", help="The snapshot store: a path, file:///…, s3://, gs:// or az://.")
+    str,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        help="Snapshot store, the same for all hosts: a path, file:///…, s3://, gs:// or az://.",
+    ),
 ]
 
 Health = Annotated[
@@ -71,8 +85,9 @@ Health = Annotated[
         metavar="HOST:PORT",
         envvar="SNAPLINE_HEALTH",
         show_envvar=False,
-        help="Serve health there without certificates, and nothing else; for `snapline health` and other supervisors.",
-        show_default="nowhere",
+        help="Address at which to serve health alone, without certificates, for `snapline health` and other "
+        "supervisors.",
+        show_default="off",
     ),
 ]
 
@@ -81,14 +96,17 @@ Marks = Annotated[
     typer.Option(
         "--marks",
         metavar="FILE",
-        help="File in which a process that dies leaves word of the turn that it was in; on a file system that outlives it.",
+        help="File that names the running turn, in case a message kills the process; on a file system that outlives "
+        "the process.",
         show_default="in $XDG_RUNTIME_DIR, or the folder for temporary files",
     ),
 ]
 
 RejoinGrace = Annotated[
     float,
-    typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
+    typer.Option(
+        "--rejoin-grace", min=0, metavar="SECONDS", help="Time to wait for a lost host before its agents move."
+    ),
 ]
 
 Retention = Annotated[
@@ -96,15 +114,17 @@ Retention = Annotated[
     typer.Option(
         "--retention",
         metavar="last=N,hourly=N,daily=N,manual=N,within=DURATION",
-        help="Snapshots that stay in the store beyond that: the last, one an hour, one a day, the last taken by hand, "
-        "all from so long before the newest (2h, 7d).",
+        help="Older snapshots to keep in the store: as the options of `snapshot prune`.",
         show_default="--keep-epochs, 24, 14, 100, 0s",
     ),
 ]
 KeepEpochs = Annotated[
     int,
     typer.Option(
-        "--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs that a recovery may go back to."
+        "--keep-epochs",
+        min=KEEP_EPOCHS_MIN,
+        metavar="N",
+        help="Number of complete epochs to which a recovery may go back; older ones are dropped, five at a time.",
     ),
 ]
 
@@ -120,8 +140,8 @@ class MetricsAt:
             metavar="HOST:PORT",
             envvar="SNAPLINE_METRICS",
             show_envvar=False,
-            help="Serve metrics there, for Prometheus; port 0: any free one.",
-            show_default="nowhere",
+            help="Address at which to serve metrics for Prometheus; port 0: any free one.",
+            show_default="off",
         ),
     ] = ""
     metrics_file: Annotated[
@@ -129,7 +149,7 @@ class MetricsAt:
         typer.Option(
             "--metrics-file",
             metavar="FILE",
-            help="Write there where the metrics are, as Prometheus' file_sd_configs read it.",
+            help="File for the address of the metrics, in the format of Prometheus' file_sd_configs.",
         ),
     ] = None
 
@@ -142,26 +162,33 @@ class MetricsAt:
         return MetricsPlace(check_address(self.metrics, "--metrics") if self.metrics else "", self.metrics_file)
 
 
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Address to listen at; port 0: any free one.",
+        show_default=f"its address in --peers, else {LISTEN}",
+    ),
+]
+
+
 @command
 def coordinator_run(
     trust: SecurityOptions,
     log_lines: LogLines,
     metrics_at: MetricsAt,
     spans: Spans,
-    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="DIR", help="Folder of this replica's log, on a local disk.")
+    ],
     store: Store,
-    hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
+    hosts: Annotated[
+        int, typer.Option("--hosts", min=1, metavar="N", help="Number of hosts to wait for before the fleet starts.")
+    ],
     node: Node = NODE,
     peers: Peers = "",
-    listen: Annotated[
-        str,
-        typer.Option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Where to listen; port 0: any free one.",
-            show_default=f"its address in --peers, else {LISTEN}",
-        ),
-    ] = "",
+    listen: ListenOption = "",
     advertise: Advertise = "",
     health: Health = "",
     rejoin_grace: RejoinGrace = REJOIN_GRACE_S,
@@ -170,14 +197,21 @@ def coordinator_run(
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     begin_anew: BeginAnew = False,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
+        bool, typer.Option("--stay", help="Keep answering after the fleet has ended, until stopped.")
     ] = False,
 ) -> None:
     """Run the coordinator of a fleet, or one of its replicas.
 
-    Started again on the same --data-dir it continues from its log. Three replicas (--id, --peers) go on without any one
-    of them, five without any two; each has a --data-dir of its own, all have the same --store. SIGTERM and SIGINT end it
-    after a last snapshot of a fleet that runs.
+    Restarted on the same --data-dir, it continues from its log. Three replicas tolerate the loss of one, five the loss of two. All have
+    the same --store and --peers, each its own --id and --data-dir. The ids are fixed. Addresses may change, for all replicas together.
+
+    A replica that lost its disk: start it as before, with an empty --data-dir. It notices the loss from the store, copies the log from
+    the others, and votes again within a minute; `coordinator status` shows its progress. If a majority, or a single replica, has lost
+    its log, they end and name the missing logs: bring back the old disks, or use `coordinator restore-backup`.
+
+    SIGTERM and SIGINT end a replica after a last snapshot. Exit codes: 2: the log belongs to other --peers or another --id, or all
+    others reject its address. 12: the disk rejected a write, or its files contradict each other or the leader's; the last line says
+    what to do.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
     from snapline.storage.retention.epoch_retention import Policy, parse_policy
@@ -207,6 +241,16 @@ def coordinator_run(
     _end(asyncio.run(run_coordinator(options)))
 
 
+FleetOption = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        metavar="MODULE:FLEET",
+        help="A snapline.Fleet, or a function that returns one; the same on every host.",
+    ),
+]
+
+
 @command
 def host_run(
     trust: SecurityOptions,
@@ -216,23 +260,23 @@ def host_run(
     coordinator: Annotated[
         str,
         typer.Option(
-            "--coordinator", metavar="HOST:PORT,…", help="The fleet's coordinator; of several replicas give all."
+            "--coordinator",
+            metavar="HOST:PORT,…",
+            help="Address of the coordinator; for several replicas, all addresses.",
         ),
     ],
-    host: Annotated[str, typer.Option("--id", metavar="ID", help="This host's name, such as h1.")],
-    fleet: Annotated[
-        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
-    ],
+    host: Annotated[str, typer.Option("--id", metavar="ID", help="Name of this host, such as h1.")],
+    fleet: FleetOption,
     store: Store,
     listen: Listen = "127.0.0.1:0",
     advertise: Advertise = "",
     health: Health = "",
     arg: FleetArguments = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="DIR", help="Write a trace of checkpoints and messages there.")
+        Path | None, typer.Option("--trace", metavar="DIR", help="Folder for a trace of checkpoints and messages.")
     ] = None,
     trace_every: Annotated[
-        int, typer.Option("--trace-every", min=1, metavar="N", help="Of each channel, trace every Nth message.")
+        int, typer.Option("--trace-every", min=1, metavar="N", help="Trace every N-th message of each channel.")
     ] = 1,
     marks: Marks = "",
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
@@ -240,7 +284,7 @@ def host_run(
 ) -> None:
     """Run one host until its fleet has ended.
 
-    SIGTERM and SIGINT end it after a snapshot that holds what its agents have done, and when no effect is being called.
+    SIGTERM and SIGINT end it after running effects have ended, and a snapshot contains the work of its agents.
     """
     from snapline.storage.capture import forked
 
@@ -300,11 +344,10 @@ class UnitKind(StrEnum):
 
 
 @command
-def unit(kind: Annotated[UnitKind, typer.Argument(help="What it starts.")]) -> None:
-    """Print a unit for systemd that starts a coordinator or a host.
+def unit(kind: Annotated[UnitKind, typer.Argument(help="Process that the unit starts.")]) -> None:
+    """Print a systemd unit that starts a coordinator or a host.
 
-    Write it to /etc/systemd/system/snapline-coordinator@.service or snapline-host@.service; what it needs to know is in
-    the file that it names.
+    Write it to /etc/systemd/system/snapline-coordinator@.service or snapline-host@.service. Its EnvironmentFile contains the settings.
     """
     import snapline.deploy
 

@@ -24,10 +24,14 @@ def report(
     connection: Connection,
     display: Display,
     plan: Annotated[
-        int | None, typer.Argument(metavar="[PLAN]", min=1, help="Of which recovery.", show_default="the newest")
+        int | None, typer.Argument(metavar="[PLAN]", min=1, help="Plan of the recovery.", show_default="the newest")
     ] = None,
 ) -> None:
-    """Tell of one recovery: when, why, how far back, and what came of the effects that were open where it went back to."""
+    """Report one recovery: time, reason, extent, and the outcome of effects that were open in its snapshot.
+
+    Outcomes are known as long as outputs are kept: a week. Where agents checkpoint independently, the effects are those open in the
+    epoch of the line. Exit code 4: no such recovery.
+    """
     history = rows_of(connection.ask(lambda client: client.recovery_history(connection.timeout)), "recoveries")
     recoveries = [row for row in history if plan in (None, row.get("plan"))]
     if not recoveries:
@@ -67,19 +71,32 @@ def restore(
     connection: Connection,
     display: Display,
     snapshot: Annotated[
-        str, typer.Argument(metavar="ID", help="Epoch number, `last`, tag, or first digits of a root.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Snapshot: epoch number, `last` for the newest complete one, tag, or four or more first digits of its "
+            "root.",
+        ),
     ],
     drop_inputs: Annotated[
-        bool, typer.Option("--drop-inputs", help="Drop inputs that it has not consumed; else they are given again.")
+        bool,
+        typer.Option(
+            "--drop-inputs",
+            help="Drop the inputs that the snapshot has not consumed, instead of delivering them again.",
+        ),
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for `recovery history`.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would undo, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, for `recovery history`.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the restore would undo, and do nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Take the fleet back to a snapshot, for good: what happened since is undone.
+    """Restore the fleet to a snapshot: everything since is undone, permanently.
 
-    On a terminal it shows what that is and asks; elsewhere it needs --yes. Later snapshots are void from then on, and no recovery
-    uses them. What was done outside stays done.
+    On a terminal it shows what that undoes, and asks; elsewhere it requires --yes (exit code 2). Later snapshots are discarded, and no
+    recovery uses them. External effects are not undone. The snapshot must be an epoch that the coordinator keeps (`coordinator run
+    --keep-epochs`). The command returns when the plan is committed; `snapline status` shows when the fleet runs. Requires the role
+    `operator`.
     """
     from snapline.messages.answers import document_of
 
@@ -165,17 +182,25 @@ def line(
     connection: Connection,
     display: Display,
     failed: Annotated[
-        str, typer.Option("--failed", metavar="A,B", help="Agents that failed; host:h1 stands for all of its agents.")
+        str,
+        typer.Option(
+            "--failed", metavar="A,B", help="Agents that fail; host:h1 stands for all agents of h1. Default: all."
+        ),
     ] = "",
     each: Annotated[
         bool,
-        typer.Option("--each", help="Instead: what every single agent's and every single host's failure would cost."),
+        typer.Option("--each", help="Show the cost of every single agent's and every single host's failure instead."),
     ] = False,
 ) -> None:
-    """Show the recovery line for given failures.
+    """Show the recovery line: where the fleet would go back to if these agents failed now.
 
-    It is the newest consistent cut the fleet could go back to if these agents failed now. Where agents checkpoint by
-    themselves, those that need not go back keep their live state.
+    With `chandy-lamport` and `koo-toueg` it is the last complete epoch for all agents. Otherwise the hosts are asked, without
+    disturbing them, and agents that need not go back keep their live state. A recovery freezes the fleet first, so its line may be
+    newer. Tables have the twenty most expensive rows; JSON has all.
+
+    In JSON `recovery_line` has each agent's checkpoint, or null for the live state. `rollback` has, for each other agent, the
+    checkpoint `to` which it goes back, the durable `checkpoints` passed over, and the `turns` lost, as far as reported. `in_transit`
+    counts messages delivered again. `silent_hosts` did not answer within a second.
     """
     names = parse_failed(failed)
     if each:
@@ -191,7 +216,12 @@ def line(
 @app.command("history")
 @command
 def history(connection: Connection, display: Display, stale: Stale = False) -> None:
-    """List the recoveries so far, oldest first."""
+    """List the recoveries so far, oldest first.
+
+    `rolled_back` counts agents that did not keep their live state, `checkpoints_lost` their durable checkpoints after the line. With
+    `chandy-lamport` and `koo-toueg` all agents go back, and none are lost. `is_restore`: the fleet was restored on request;
+    `void_epochs` are the epochs discarded then.
+    """
     result = connection.ask(lambda client: client.recovery_history(connection.timeout, stale=stale))
     display.printer().result(result, _show_history)
 

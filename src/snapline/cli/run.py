@@ -43,7 +43,7 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help="Folder for store, logs and the coordinator's log; the same one again continues the fleet.",
+        help="Folder for the store and all logs; the same folder continues the fleet.",
         show_default="a new one under runs/",
     ),
 ]
@@ -56,6 +56,28 @@ class OnFailure(StrEnum):
     MOVE = "move"
 
 
+CoordinatorsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--coordinators",
+        metavar="N",
+        help="Number of the coordinator's replicas: 1, 3 or 5.",
+        show_default="1, or as before in this folder",
+    ),
+]
+
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        help="Snapshot store, the same for all hosts: a path, file:///…, s3://, gs:// or az://.",
+        show_default="DIR/store",
+    ),
+]
+
+
 @command
 def run(
     display: Display,
@@ -64,44 +86,40 @@ def run(
     view: ViewOptions,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
-    coordinators: Annotated[
-        int | None,
-        typer.Option(
-            "--coordinators",
-            metavar="N",
-            help="Number of the coordinator's replicas: 1, 3 or 5.",
-            show_default="1, or as before in this folder",
-        ),
-    ] = None,
+    coordinators: CoordinatorsOption = None,
     data_dir: DataDir = None,
-    store: Annotated[
-        str,
-        typer.Option(
-            "--store",
-            metavar="STORE",
-            help="The snapshot store: a path, file:///…, s3://, gs:// or az://.",
-            show_default="DIR/store",
-        ),
-    ] = "",
+    store: StoreOption = "",
     arg: FleetArguments = None,
     on_failure: Annotated[
-        OnFailure, typer.Option("--on-failure", help="Start a dead host again, or move its agents to the others.")
+        OnFailure, typer.Option("--on-failure", help="Restart a dead host, or move its agents to the other hosts.")
     ] = OnFailure.RESTART,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Trace every message into DIR/traces, for `snapline analyze DIR/traces`.")
+        bool,
+        typer.Option(
+            "--trace", help="Trace every checkpoint and message into DIR/traces, for `snapline analyze DIR/traces`."
+        ),
     ] = False,
     metrics: FleetMetrics = False,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     begin_anew: BeginAnew = False,
     fail_on_dead_letters: Annotated[
-        bool, typer.Option("--fail-on-dead-letters", help="Exit code 3 if a message could not be handled.")
+        bool, typer.Option("--fail-on-dead-letters", help="End with exit code 3 if there are dead letters.")
     ] = False,
 ) -> None:
-    """Run a whole fleet on this machine.
+    """Run a whole fleet on this machine, and end with it.
 
-    Starts the coordinator and N hosts, starts dead ones again, and ends with the fleet: exit code 0 if it stopped as its
-    predicate says, 1 if it failed. Ctrl-C and SIGTERM end all of them after a last snapshot; the same --data-dir again
-    continues from there.
+    Starts the coordinator and the hosts as child processes, and restarts dead ones. With 3 or 5 replicas of the coordinator, the fleet
+    survives the loss of one or two. Modules of the current folder can be named. The same --data-dir continues from the last complete
+    epoch. It needs the same store, and waits while that store is unavailable.
+
+    Ctrl-C and SIGTERM take a last snapshot, then end every process. Lines on stderr name the snapshot, or the epoch since which work is
+    lost. No process outlives the command. Further lines report concerns that last for three seconds, missing replicas, the first dead
+    letter, and checkpoints that do not complete; --quiet keeps the last two. Progress counts the dead letters since each host's start;
+    in the result, `dead_letters` counts those in the last snapshot.
+
+    Exit codes: 0: the fleet stopped as its predicate says. 1: the fleet failed, or the port of --ui is in use. 2: a process cannot
+    start, the folder belongs to another fleet, or the extra snapline[ui] is missing. 3: dead letters with --fail-on-dead-letters. 11:
+    another launcher runs in this folder. 130: interrupted.
     """
     check_reference(fleet)
     arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()

@@ -7,6 +7,14 @@
     [context.prod]              settings that add to or override them in one context
     address = "10.0.0.7:6379"
 
+`up`, `down`, `status` and all commands with --coordinator take missing options from the settings. Settings without an option:
+
+- `machines`: machines for ssh, separated by commas; `ssh`: the ssh program and its options.
+- `python`, `code`: for ssh and Slurm, the interpreter and the folder of the fleet's module there; for podman, `code` is a local folder.
+- `sbatch`: options of all Slurm jobs.
+- `image`: image of podman containers.
+- `on_failure`: "restart" or "move", for dead hosts beyond this machine.
+
 The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. Environment variables are SNAPLINE_ON, SNAPLINE_HOSTS …
 The context comes from --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml.
 """
@@ -43,13 +51,7 @@ DEFAULTS = {
     "log_format": "text",
     "log_level": "info",
 }
-"""All settings and their defaults, as text.
-
-- `address`: address of the cluster. `tls`: a folder made by `snapline auth init`.
-- ssh: `ssh`, the program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module.
-- Slurm: `sbatch`, options of all jobs; `python` and `code` as for ssh.
-- Containers: `image`; `code`, the local folder with the fleet's module.
-"""
+"""All settings and their defaults, as text. `address` is the address of the cluster, `tls` a folder made by `snapline auth init`."""
 
 
 class UserSetting(NamedTuple):

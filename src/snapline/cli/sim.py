@@ -31,38 +31,49 @@ WORK_WITHIN = "5m"
 """Limit in virtual time for the work of a user's fleet: ten times what the built-in ones take."""
 
 
+ProtocolsOption = Annotated[
+    str,
+    typer.Option(
+        "--protocols",
+        metavar="A,B",
+        help="Protocols; the others are compared with the first. `all` stands for every protocol.",
+    ),
+]
+
+
 @command
 def compare(
     display: Display,
     scenario: ScenarioArgument,
-    protocols: Annotated[
-        str, typer.Option("--protocols", metavar="A,B", help="Others are compared with the first; all is every one.")
-    ] = "chandy-lamport,koo-toueg,uncoordinated,bcs,hmnr",
+    protocols: ProtocolsOption = "chandy-lamport,koo-toueg,uncoordinated,bcs,hmnr",
     patterns: Annotated[
         str | None,
         typer.Option("--patterns", metavar="A,B", help="Workloads.", show_default="that of the scenario"),
     ] = None,
     intervals: Annotated[
-        str, typer.Option("--intervals", metavar="A,B", help="Between checkpoints, such as 100ms,500ms.")
+        str, typer.Option("--intervals", metavar="A,B", help="Intervals between checkpoints, such as 100ms,500ms.")
     ] = "500ms",
     failure_rates: Annotated[
         str, typer.Option("--failure-rates", metavar="A,B", help="Host crashes per virtual second.")
     ] = "0,0.5",
     mtbf: Annotated[
-        str, typer.Option("--mtbf", metavar="DURATION", help="Between failures of your fleet, for the recommendation.")
+        str,
+        typer.Option(
+            "--mtbf", metavar="DURATION", help="Mean time between failures of your fleet, for the recommendation."
+        ),
     ] = "1h",
     seeds: Seeds = "0:20",
     jobs: Jobs = None,
     arg: FleetArguments = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the overhead of all cells there.")
+        Path | None, typer.Option("--svg", metavar="FILE", help="File for a figure of the overhead of all cells.")
     ] = None,
 ) -> None:
     """Compare protocols on the same work with the same failures, and recommend one.
 
-    A cell is one protocol, workload, interval and failure rate. All cells run the same seeds and are compared seed by seed.
-    The recommendation needs the failure rate 0 and one above it. Times are virtual. A fleet of your own runs under each protocol
-    in turn, until nothing moves in it any more. Exit code: 0, or 3 if a run did not pass.
+    A cell is one protocol, workload, interval and failure rate. All cells run the same seeds and are compared seed by seed. Times are
+    virtual. The recommendation needs the failure rate 0 and a higher one. A fleet of your own runs under each protocol until it is
+    idle. Exit codes: 0; 3: a run did not pass.
     """
     from snapline.sim.search.compare_report import figure
 
@@ -201,19 +212,26 @@ app.command("shrink")(sim_runs.shrink)
 @command
 def explore(
     display: Display,
-    protocol: Annotated[str, typer.Option("--protocol", metavar="NAME", help="One of them, or all.")] = "all",
-    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Agents of the fleet, 2 to 6.")] = 3,
-    sends: Annotated[int, typer.Option("--sends", metavar="N", help="Messages of each agent.")] = 1,
-    crashes: Annotated[int, typer.Option("--crashes", metavar="N", help="Failures in one run.")] = 1,
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Epochs or rounds, if coordinated.")] = 1,
-    checkpoints: Annotated[
-        int, typer.Option("--checkpoints", metavar="N", help="Basic checkpoints of each agent, if not coordinated.")
+    protocol: Annotated[str, typer.Option("--protocol", metavar="NAME", help="Protocol to explore, or all.")] = "all",
+    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Number of agents, 2 to 6.")] = 3,
+    sends: Annotated[int, typer.Option("--sends", metavar="N", help="Number of messages that each agent sends.")] = 1,
+    crashes: Annotated[int, typer.Option("--crashes", metavar="N", help="Number of failures in one run.")] = 1,
+    epochs: Annotated[
+        int, typer.Option("--epochs", metavar="N", help="Number of epochs or rounds, for coordinated protocols.")
     ] = 1,
-    states_max: Annotated[int, typer.Option("--states-max", metavar="N", help="Give up after so many.")] = 5_000_000,
+    checkpoints: Annotated[
+        int,
+        typer.Option(
+            "--checkpoints", metavar="N", help="Number of basic checkpoints of each agent, for other protocols."
+        ),
+    ] = 1,
+    states_max: Annotated[
+        int, typer.Option("--states-max", metavar="N", help="Number of states after which to give up.")
+    ] = 5_000_000,
 ) -> None:
-    """Look at every run of a small fleet: each order of sends, deliveries, checkpoints and crashes.
+    """Explore every run of a small fleet: each order of sends, deliveries, checkpoints and crashes.
 
-    On a violation it prints the shortest way there. Exit code: 6 on a violation, 3 if there were too many states, else 0.
+    Prints the shortest path to a violation. Exit codes: 0: no violation. 3: too many states. 6: a violation.
     """
     from snapline.sim.explorer.exploration import EXPLORED, Bounds
     from snapline.sim.explorer.exploration import explore as explore_one
@@ -272,11 +290,11 @@ app.command("compare")(compare)
 def script(
     display: Display,
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Scenario scripts.")],
-    rewrite: Annotated[bool, typer.Option("--rewrite", help="Write the traces anew: review the change.")] = False,
+    rewrite: Annotated[bool, typer.Option("--rewrite", help="Rewrite the expected traces; review the change.")] = False,
 ) -> None:
-    """Run scenario scripts, and compare their traces with those that are written beneath the commands.
+    """Run scenario scripts, and compare their traces with the expected traces below the commands.
 
-    Prints what differs. Exit code: 6 if anything does, and was not rewritten.
+    Prints the differences. Exit code 6: there are differences, and they were not rewritten.
     """
     from snapline.sim.script.script_runner import check_script, rewrite_script
 
@@ -323,7 +341,7 @@ def workloads(display: Display) -> None:
 @app.command("faults")
 @command
 def faults(display: Display) -> None:
-    """List the words of fault files, the points of the code where a fault can wait, and the built-in templates."""
+    """List the keywords of fault files, the failpoints in the code, and the built-in templates."""
     from snapline.sim.faults.fault_kinds import FAILPOINTS
     from snapline.sim.faults.faults import describe_faults
     from snapline.sim.search.swarm import BUILT_IN

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Folder = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="Folders of runs go there, as DIR/NAME/TIME-SEED.")
+    Path, typer.Option("--folder", metavar="DIR", help="Folder for the folders of runs, as DIR/NAME/TIME-SEED.")
 ]
 
 NOT_THE_SAME = "the agents' code has changed, or the run cannot be repeated: --check tells"
@@ -45,16 +45,16 @@ def run(
     scenario: ScenarioArgument,
     seed: Seed = None,
     folder: Folder = RUNS,
-    no_folder: Annotated[bool, typer.Option("--no-folder", help="Write nothing; just say how it went.")] = False,
+    no_folder: Annotated[bool, typer.Option("--no-folder", help="Write no folder; only show the result.")] = False,
     print_only: Annotated[
         bool,
-        typer.Option("--print", help="Print the scenario as TOML, and run nothing; with --seed as it would be drawn."),
+        typer.Option("--print", help="Print the scenario as TOML, and run nothing; with --seed as drawn."),
     ] = False,
 ) -> None:
-    """Run one seed of a scenario in virtual time, and judge it.
+    """Simulate one seed of a scenario in virtual time, and check the guarantees.
 
-    Writes a folder with the report (report.html), the picture, the trace, and all that is needed to run it again. Exit
-    code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed.
+    Writes a folder with the report (report.html), the picture, the trace, and all that is needed to repeat the run. Exit codes: 0:
+    pass. 1: the harness or the agents' code failed. 3: undecided. 6: a guarantee was violated.
     """
     from snapline.sim.scenario import format_scenario
     from snapline.sim.search.swarm import draw
@@ -136,10 +136,9 @@ def replay(
         typer.Option("--check", help="Run it twice, once in a new interpreter, and show the first entry that differs."),
     ] = False,
 ) -> None:
-    """Run again what a folder holds, with its choices, and say whether the same happens.
+    """Repeat a recorded run with its choices, and compare the results.
 
-    Of a SCENARIO there is no earlier run: one seed of it is run twice, as with --check. Exit code: as of `sim run`; 1 if two
-    runs of this moment differ.
+    For a SCENARIO, one seed runs twice, as with --check. Exit codes: those of `sim run`; 1: two runs differ.
     """
     from snapline.sim.report.test_report import summarise
 
@@ -234,17 +233,17 @@ def _show_replay(summary: str, fields: Document, tables: DocumentTables) -> None
 @command
 def report(
     display: Display,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a run.")],
-    shiviz: Annotated[
-        Path | None, typer.Option("--shiviz", metavar="FILE", help="Write a log for ShiViz there.")
-    ] = None,
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder of a run, or the folder DIR/NAME for its latest run.")
+    ],
+    shiviz: Annotated[Path | None, typer.Option("--shiviz", metavar="FILE", help="File for a log for ShiViz.")] = None,
     perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write a trace for Perfetto there (JSON).")
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="File for a trace for Perfetto (JSON).")
     ] = None,
 ) -> None:
-    """Make the report and the picture of a run again, and say how it went.
+    """Write the report and picture of a run again, and show its result.
 
-    For a report that was lost, or was made by an older snapline. Nothing is run. Exit code: 0, whatever the run's was.
+    Use it if the report was lost, or an older version of snapline made it. Nothing runs. Exit code: 0, whatever the run's was.
     """
     from snapline.sim.report.run_folder import read_run, rebuild
     from snapline.sim.report.test_report import summarise
@@ -293,19 +292,27 @@ def shrink(
     place: RunOrScenario,
     seed: Seed = None,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="DURATION", help="The smallest so far counts then.")
+        str,
+        typer.Option(
+            "--time-limit",
+            metavar="DURATION",
+            help="Time limit (250us, 1ms, 1.5s, 3m), after which the smallest run so far is the result.",
+        ),
     ] = "60s",
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--folder", metavar="DIR", help="Write it there.", show_default="FOLDER/shrunk, or runs/NAME-shrunk/…"
+            "--folder",
+            metavar="DIR",
+            help="Folder for the small run.",
+            show_default="FOLDER/shrunk, or runs/NAME-shrunk/…",
         ),
     ] = None,
 ) -> None:
-    """Make a failing run small, while the same oracle keeps failing.
+    """Reduce a failing run to a small one in which the same oracle fails.
 
-    Leaves out faults, agents, messages, delays and choices. Writes the smallest run that was found: its scenario, a test for
-    pytest that fails while the bug is there, report and picture. Exit code 2 if the run passes.
+    Omits faults, agents, messages, delays and choices. Writes the smallest failing run: scenario, report, picture, and a pytest test
+    that fails as long as the bug exists. Exit code 2: the run passes.
     """
     printer = display.printer()
     limit_s = _time_limit_s(time_limit)

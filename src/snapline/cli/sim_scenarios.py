@@ -33,15 +33,21 @@ ScenarioArgument = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
-        help="A TOML file; MODULE:FLEET, your own agents; or a built-in template: "
-        "quiet, crashes, partitions, disks, coordinator, orders, swarm.",
+        help="A TOML file; MODULE:FLEET, your own agents; or a built-in template: quiet, crashes, partitions, disks, "
+        "coordinator, orders, swarm.",
     ),
 ]
 RunOrScenario = Annotated[
-    str, typer.Argument(metavar="FOLDER|SCENARIO", help="The folder of a run, or a scenario as for `sim run`.")
+    str,
+    typer.Argument(
+        metavar="FOLDER|SCENARIO",
+        help="Folder of a run, or the folder DIR/NAME for its latest run; or a scenario as for `sim run`.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="The run's seed.", show_default="0")]
-Seeds = Annotated[str, typer.Option("--seeds", metavar="A:B", help="Seeds from A up to, not including, B; or A,B,C.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of the run.", show_default="0")]
+Seeds = Annotated[
+    str, typer.Option("--seeds", metavar="A:B", help="Seeds from A up to, but not including, B; or A,B,C.")
+]
 
 
 @dataclass(frozen=True)
@@ -54,31 +60,51 @@ class ScenarioChanges:
         typer.Option(
             "--faults",
             metavar="SCENARIO",
-            help="For MODULE:FLEET: the template, or file, whose faults and network it gets.",
+            help="For MODULE:FLEET: template or file that defines faults and network.",
             show_default=DEFAULT_FAULTS,
         ),
     ] = None
     protocol: Annotated[
-        str | None, typer.Option("--protocol", metavar="NAME", help="This protocol.", show_default=False)
+        str | None,
+        typer.Option(
+            "--protocol", metavar="NAME", help="Checkpointing protocol, instead of the scenario's.", show_default=False
+        ),
     ] = None
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", metavar="NAME", help="This workload (`sim workloads`).", show_default=False),
+        typer.Option(
+            "--pattern",
+            metavar="NAME",
+            help="Workload (`sim workloads`), instead of the scenario's.",
+            show_default=False,
+        ),
     ] = None
     hosts: Annotated[
         int | None,
-        typer.Option("--hosts", min=1, metavar="N", help="So many hosts; at most, if drawn.", show_default=False),
+        typer.Option(
+            "--hosts",
+            min=1,
+            metavar="N",
+            help="Number of hosts; the maximum, if the scenario draws the number.",
+            show_default=False,
+        ),
     ] = None
     agents: Annotated[
         int | None,
-        typer.Option("--agents", min=1, metavar="N", help="So many agents; at most, if drawn.", show_default=False),
+        typer.Option(
+            "--agents",
+            min=1,
+            metavar="N",
+            help="Number of agents; the maximum, if the scenario draws the number.",
+            show_default=False,
+        ),
     ] = None
     invariant: Annotated[
         str | None,
         typer.Option(
             "--invariant",
             metavar="MODULE:FUNCTION",
-            help="For MODULE:FLEET: a function of a snapline.Cut that asserts what must hold in every complete cut.",
+            help="For MODULE:FLEET: function of a snapline.Cut that asserts what must hold in every complete cut.",
             show_default=False,
         ),
     ] = None
@@ -87,7 +113,7 @@ class ScenarioChanges:
         typer.Option(
             "--at-end",
             metavar="MODULE:FUNCTION",
-            help="The same, of the states of the fleet at rest.",
+            help="For MODULE:FLEET: function that asserts what must hold for the states of the idle fleet at the end.",
             show_default=False,
         ),
     ] = None
@@ -96,13 +122,20 @@ class ScenarioChanges:
         typer.Option(
             "--inputs",
             metavar="MODULE:NAME|FILE",
-            help="For MODULE:FLEET: what clients give to it, a list or function of (agent, message) or a file of JSON lines.",
+            help="For MODULE:FLEET: inputs from clients: a list or function of (agent, message), or a file of JSON lines.",
             show_default=False,
         ),
     ] = None
     clients: Annotated[
         int | None,
-        typer.Option("--clients", min=1, max=16, metavar="N", help="Clients that give the inputs.", show_default="2"),
+        typer.Option(
+            "--clients",
+            min=1,
+            max=16,
+            metavar="N",
+            help="For MODULE:FLEET: number of clients that send the inputs.",
+            show_default="2",
+        ),
     ] = None
     restores: Annotated[
         int | None,
@@ -110,7 +143,7 @@ class ScenarioChanges:
             "--restores",
             min=0,
             metavar="N",
-            help="For MODULE:FLEET: restores of an earlier snapshot.",
+            help="For MODULE:FLEET: number of restores of an earlier snapshot; drawn in the template swarm.",
             show_default="0",
         ),
     ] = None
@@ -120,7 +153,8 @@ class ScenarioChanges:
             "--moves",
             min=0,
             metavar="N",
-            help="For MODULE:FLEET: times that an operator drains a host or spreads agents.",
+            help="For MODULE:FLEET: number of times that an operator drains a host or spreads agents; drawn in the "
+            "template swarm.",
             show_default="0",
         ),
     ] = None

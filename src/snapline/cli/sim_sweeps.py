@@ -207,7 +207,11 @@ UNDECIDED = 3
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs", min=0, metavar="N", help="Processes; 0 runs all in this one.", show_default="one per processor"
+        "--jobs",
+        min=0,
+        metavar="N",
+        help="Number of processes; 0 runs all in this one.",
+        show_default="one per processor",
     ),
 ]
 
@@ -232,40 +236,47 @@ def sweep(
     seeds: Seeds = "0:100",
     jobs: Jobs = None,
     on: Annotated[
-        SweepPlace, typer.Option("--on", help="On processes of this machine, or on a Ray cluster.")
+        SweepPlace, typer.Option("--on", help="Run on processes of this machine, or on a Ray cluster.")
     ] = SweepPlace.HERE,
     address: Annotated[
-        str, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster; auto finds the one of here.")
+        str,
+        typer.Option(
+            "--address", metavar="ADDRESS", help="Address of the Ray cluster; auto finds the one of this machine."
+        ),
     ] = "auto",
     stop_after: Annotated[
         int | None,
         typer.Option(
-            "--stop-after", min=1, metavar="N", help="Stop after N runs that fail.", show_default="all seeds are run"
+            "--stop-after",
+            min=1,
+            metavar="N",
+            help="Number of failing runs after which to stop.",
+            show_default="all seeds are run",
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the metrics of every run there.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="File for the metrics of every run.")
     ] = None,
     require_probes: Annotated[
-        bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
+        bool, typer.Option("--require-probes", help="End with exit code 3 if a probe was never hit.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="In a table: every metric, fault and probe, not a screen of them.")
+        bool, typer.Option("--verbose", help="Show every metric, fault and probe in tables, instead of one screen.")
     ] = False,
     folder: Annotated[
         Path | None,
         typer.Option(
             "--folder",
             metavar="DIR",
-            help="Write the summary there too, as DIR/NAME/TIME-sweep.json; `ui serve --reports DIR` shows it.",
+            help="Folder for the summary, as DIR/NAME/TIME-sweep.json; `ui serve --reports DIR` shows it.",
         ),
     ] = None,
 ) -> None:
-    """Run many seeds of a scenario, on all processors, and sum up.
+    """Simulate many seeds of a scenario, on all processors, and summarise the results.
 
-    Says which oracles failed and with which seeds, and which situations no run ever met. One seed in twenty is run twice, in
-    another interpreter, and must give the same trace. Exit code: 6 if a guarantee was violated, else 1 if a run was broken
-    or not repeatable, else 3 if one was undecided, else 0.
+    Shows which oracles failed and with which seeds, and which situations no run met. One seed in twenty runs twice, in another
+    interpreter, and must give the same trace. Exit codes: 0: all passed. 6: a guarantee was violated; else 1: a run failed or was not
+    repeatable; else 3: a run was undecided.
     """
     printer = display.printer()
     template = changes.template(scenario)
@@ -397,16 +408,22 @@ def coverage(
     changes: ScenarioChanges,
     place: RunOrScenario,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="A:B", help="Of a SCENARIO.", show_default="0:100")
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="A:B",
+            help="Seeds of a SCENARIO: from A up to, but not including, B; or A,B,C.",
+            show_default="0:100",
+        ),
     ] = None,
     jobs: Jobs = None,
     require_probes: Annotated[
-        bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
+        bool, typer.Option("--require-probes", help="End with exit code 3 if a probe was never hit.")
     ] = False,
 ) -> None:
-    """Say which situations and which points of the code runs have met, and which never.
+    """Show which situations and points of the code the runs reached, and which they never reached.
 
-    Of a FOLDER its one run is made again. Exit code: 0, however the runs ended; `sim sweep` judges them.
+    For a FOLDER, its run is repeated. Exit code: 0, however the runs ended; `sim sweep` checks them.
     """
 
     printer = display.printer()

@@ -29,7 +29,10 @@ PHASES = (("start_delay_s", "start"), ("capture_s", "capture"), ("alignment_s", 
 
 @command
 def history(connection: Connection, display: Display) -> None:
-    """How the last epochs ended: when, how long, how large, who was last, and why they were aborted."""
+    """Show how the last 256 epochs ended: duration, size, last host, and why they were aborted.
+
+    In JSON `stored` lists the epochs in the store now; it is null if the store did not answer within 2 s.
+    """
     result = connection.ask(lambda client: client.read_snapshots("history", timeout_s=connection.timeout))
     display.printer().result(result, _show)
 
@@ -86,7 +89,12 @@ class Source(Connection):
     """A store at rest, or a coordinator."""
 
     store: Annotated[
-        str | None, typer.Option("--store", metavar="STORE", help="Read the store there, without a coordinator.")
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help="Store to read directly, as path or URL: no process needs to run, and no class of the fleet is loaded.",
+        ),
     ] = None
 
     def read(self, verb: str, snapshot: str | None = None, agent: str | None = None) -> dict[str, object]:
@@ -136,7 +144,12 @@ class Source(Connection):
 @app.command("create")
 @command
 def create(connection: Connection, display: Display) -> None:
-    """Take a snapshot of the running fleet now."""
+    """Take a snapshot of the running fleet, and wait until it is complete.
+
+    Where agents checkpoint independently, a snapshot is the current recovery line. If the line has not advanced since the newest
+    snapshot, that snapshot is the result: `is_new` is false, `epoch` is its number, and `reason` and a line on stderr explain it. The
+    exit code is 0.
+    """
     from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
@@ -152,7 +165,13 @@ def create(connection: Connection, display: Display) -> None:
 @app.command("list")
 @command
 def list_snapshots(source: Source, display: Display) -> None:
-    """List the snapshots, oldest first."""
+    """List all snapshots, oldest first.
+
+    The last column marks snapshots that are damaged, pinned or tagged. In JSON `pins` lists epochs, and `tags` maps names to epochs.
+    With --store, the manifests of a store with 64 snapshots or more are cached in $XDG_CACHE_HOME/snapline/STORE-ID.sqlite (default
+    ~/.cache). Each call compares the cache with the store; it may be deleted. Only `snapshot verify` notices new damage to a cached
+    manifest.
+    """
     result = source.read("list")
     printer = display.printer()
     printer.result(result, _show_list)
@@ -171,18 +190,33 @@ def show(
     source: Source,
     display: Display,
     snapshot: Annotated[str, _SNAPSHOT] = "latest",
-    agent: Annotated[str | None, typer.Option("--agent", metavar="A", help="Only this agent, in full.")] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="A", help="Show only this agent, and the channels into it.")
+    ] = None,
     field: Annotated[
         str | None,
-        typer.Option("--field", metavar="PATH", help="Of this agent only this field, such as mind.notes[3].text."),
+        typer.Option(
+            "--field",
+            metavar="PATH",
+            help="Show only this field of the agent, in full; such as mind.notes[3].text, table['odd name'] or lines[-1].",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.npy", help="Write the field, an array, to this file.")
+        Path | None,
+        typer.Option("--out", metavar="FILE.npy", help="New file for the field, an array, for `numpy.load`."),
     ] = None,
 ) -> None:
-    """Show states and in-transit messages.
+    """Show the states of all agents, and the messages in transit on every channel.
 
-    Every agent's state, and for every channel the messages sent inside the cut and not received inside it.
+    Values are decoded from the stored bytes, without the fleet's classes, NumPy or torch; `snapline.open_store` reads the same. Structs
+    appear by field names, also as keys, arrays as type, shape and first values in C order, blobs as bytes, pickles as their size; `"…"`
+    means that values are omitted. Without --agent, large values outside a state's own record (arrays of 16 KiB or more, histories,
+    blobs) appear as their size.
+
+    With --agent, arrays show eight values, and histories their number of `records`, the `first` and the `last` eight (above 4 MiB only
+    the number). --field reads the store itself, and shows up to 1,000 array values or every record of a history. Otherwise the
+    coordinator answers, with at most 8 MiB of JSON; larger states appear as their size. --store has no such limit. Exit code 6:
+    damaged; nothing is shown.
     """
     printer = display.printer()
     if field is None:
@@ -198,9 +232,11 @@ def show(
 @app.command("verify")
 @command
 def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SNAPSHOT] = None) -> None:
-    """Compare every byte with its digest.
+    """Compare every byte of the store, or of one snapshot, with its digest.
 
-    Of the whole store, or of one snapshot. Exit code 6 if something is damaged.
+    Names each damaged file and its epoch. Checks that every batch of a host's log is intact and none is missing, and, in a signed or
+    encrypted store, that a host of the fleet wrote it. With --store, an epoch whose ref has vanished is not noticed: only the
+    coordinator's log knows it. Exit code 6: something is damaged.
     """
     result = source.read("verify", snapshot)
     printer = display.printer()

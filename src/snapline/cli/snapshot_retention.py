@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
 
-SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
+SNAPSHOT_HELP = "Snapshot: epoch number, `latest`, tag, or four or more first digits of its root."
 
 _SNAPSHOT = typer.Argument(metavar="ID", help=SNAPSHOT_HELP)
 _REMOVE = typer.Option("--remove", help="Remove it instead.")
@@ -35,10 +35,11 @@ class StorePlace:
     """Store options."""
 
     store: Annotated[
-        str | None, typer.Option("--store", metavar="STORE", help="The store there: file:///DIR or a path.")
+        str | None,
+        typer.Option("--store", metavar="STORE", help="Store: a path, file:///DIR, or the URL of an object store."),
     ] = None
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="The store of the local fleet in this folder.")
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of a local fleet, whose store is used.")
     ] = None
 
     def open(self) -> "Store":
@@ -70,9 +71,11 @@ def tag(
     snapshot: Annotated[str | None, _SNAPSHOT] = None,
     remove: Annotated[bool, _REMOVE] = False,
 ) -> None:
-    """Give a snapshot a name, and keep it as long as it has one.
+    """Give a snapshot a name, and keep the snapshot as long as it has one.
 
-    A tag names one snapshot. To move it, remove it first.
+    A kept snapshot is never deleted, whatever its age, from the moment the command has ended with 0. A tag is a file in the store, so
+    the fleet may run, and is not called. It does not keep the epoch as a target of recoveries (`coordinator run --keep-epochs`). Exit
+    codes: 1: the snapshot is being deleted. 2: the name is in use: remove the tag first.
     """
     if remove == (snapshot is not None):
         raise UsageError("a tag is given to a snapshot, or removed: write `tag NAME ID`, or `tag NAME --remove`")
@@ -97,7 +100,11 @@ def pin(
     snapshot: Annotated[str, _SNAPSHOT],
     remove: Annotated[bool, _REMOVE] = False,
 ) -> None:
-    """Keep a snapshot until the pin is removed."""
+    """Keep a snapshot until the pin is removed.
+
+    A kept snapshot is never deleted, whatever its age, from the moment the command has ended with 0. A pin is a file in the store, so
+    the fleet may run, and is not called. Exit code 1: the snapshot is being deleted.
+    """
     store = place.open()
     holds = place.holds(store)
     if remove:
@@ -112,31 +119,61 @@ def pin(
     display.printer().result(result, _show_pin)
 
 
+DailyOption = Annotated[
+    int,
+    typer.Option(
+        "--daily",
+        min=0,
+        metavar="N",
+        help="Number of days (UTC) for which to keep the newest snapshot of each day.",
+    ),
+]
+
+
 @command
 def prune(
     place: StorePlace,
     display: Display,
-    keep_last: Annotated[int, typer.Option("--keep-last", min=1, metavar="N", help="Keep the last N.")] = 10,
+    keep_last: Annotated[
+        int, typer.Option("--keep-last", min=1, metavar="N", help="Number of newest snapshots to keep.")
+    ] = 10,
     hourly: Annotated[
-        int, typer.Option("--hourly", min=0, metavar="N", help="Keep the newest of each hour, for N hours.")
+        int,
+        typer.Option(
+            "--hourly", min=0, metavar="N", help="Number of hours for which to keep the newest snapshot of each hour."
+        ),
     ] = 24,
-    daily: Annotated[
-        int, typer.Option("--daily", min=0, metavar="N", help="Keep the newest of each day, for N days.")
-    ] = 14,
+    daily: DailyOption = 14,
     manual: Annotated[
-        int, typer.Option("--manual", min=0, metavar="N", help="Keep the last N that were taken by hand.")
+        int,
+        typer.Option(
+            "--manual",
+            min=0,
+            metavar="N",
+            help="Number of newest snapshots taken by hand (`snapshot create`, `Client.snapshot`) to keep.",
+        ),
     ] = 100,
     within: Annotated[
         str,
-        typer.Option("--within", metavar="DURATION", help="Keep all from so long before the newest: 90s, 30m, 2h, 7d."),
+        typer.Option(
+            "--within",
+            metavar="DURATION",
+            help="Maximum age, relative to the newest, of further snapshots to keep: 90s, 30m, 2h, 7d. A gap between two "
+            "snapshots counts as one hour at most, against clock changes.",
+        ),
     ] = "0s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete snapshots that are too many, of a fleet that does not run.
+    """Delete surplus snapshots of a fleet that does not run.
 
-    Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
-    shows what goes and asks.
+    A running coordinator prunes by itself (`coordinator run --retention`). Kept are snapshots that are pinned or tagged, or whose time
+    is unknown or in the future. Damaged ones are deleted unless they are among the last N. Hours and days are counted back from the
+    newest snapshot.
+
+    The result lists every snapshot and why it is kept; `stored_bytes` counts a shared pack for each of its snapshots. On a terminal the
+    command shows the plan and asks first. Exit codes: 1: the answer was no. 11: the fleet of this folder runs. For a store elsewhere,
+    make sure that no fleet uses it.
     """
     from snapline.storage.retention.epoch_retention import Policy, parse_duration_s
 

@@ -23,15 +23,17 @@ def export_snapshot(
     place: StorePlace,
     display: Display,
     snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")],
     more: Annotated[
-        list[str] | None, typer.Option("--also", metavar="ID", help="Another snapshot, into the same file; repeatable.")
+        list[str] | None,
+        typer.Option("--also", metavar="ID", help="Additional snapshot for the same file. Repeatable."),
     ] = None,
 ) -> None:
-    """Write a snapshot to one file.
+    """Write a snapshot to one file, a tar archive of a small store.
 
-    The file is a tar of a small store, which holds what the snapshot needs: unpacked, any command reads it. May be done while the
-    fleet runs.
+    Unpack it with tar, and any command reads it with --store. The fleet may run. Packs are copied whole, so the file may be larger than
+    the snapshot. FILE gets its name only after it was read back and verified. An encrypted store stays encrypted, and needs the same
+    keys.
     """
     from snapline.storage.transfer.archive import write_archive
 
@@ -49,12 +51,16 @@ def export_snapshot(
 def import_snapshots(
     place: StorePlace,
     display: Display,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `snapshot export` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `snapshot export` wrote.")],
 ) -> None:
-    """Put the snapshots of a file into a store.
+    """Import the snapshots of an exported file into a store, which is created if missing.
 
-    The whole file is verified first. A store that is not there is made. The store of a fleet takes back its own older snapshots
-    only, while the fleet does not run.
+    FILE must come from `snapshot export`: unpack other archives to a store, and use `snapshot copy`. It is verified before anything is
+    written. Existing snapshots are left alone. A fleet's store accepts only the fleet's own snapshots below its newest one, while the
+    fleet does not run. Pin the snapshot before the next start, or the fleet's retention may delete it. The fleet does not go back to it
+    by itself. An encrypted snapshot fits only the store from which it comes.
+
+    Exit codes: 1: another snapshot has this number. 2: other keys. 11: the fleet runs.
     """
     from snapline.storage.transfer.archive import read_archive, reading_archive
 
@@ -71,22 +77,33 @@ def import_snapshots(
 def copy(
     place: StorePlace,
     display: Display,
-    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The second store, as path or URL; made if needed.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="STORE", help="Second store, as path or URL (s3://…); created if missing.")
+    ],
     snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)] = None,
     all_but_newest: Annotated[
-        int | None, typer.Option("--older-than", min=1, metavar="N", help="All snapshots but the newest N.")
+        int | None,
+        typer.Option("--older-than", min=1, metavar="N", help="Copy all snapshots but the newest N, instead of one."),
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Then delete them here, of a fleet that does not run.")
+        bool,
+        typer.Option("--remove", help="Delete each snapshot here once its copy is verified. The fleet must not run."),
     ] = False,
     must_exist: Annotated[
         bool,
-        typer.Option("--must-exist", help="Make no second store: 10 if it is not there, as when its mount is away."),
+        typer.Option(
+            "--must-exist",
+            help="Do not create the second store; exit code 10 if it is missing, such as on an unmounted disk.",
+        ),
     ] = False,
 ) -> None:
-    """Copy snapshots to a second store, and read the copies back.
+    """Copy snapshots to a second store, and verify the copies.
 
-    With --remove a snapshot is deleted here once its copy is whole; not if it is pinned, tagged, or the newest.
+    A copy has the same root and may have other packs. Data that the second store has is not written again; after an interruption the
+    command continues. `snapshot list`, `show`, `verify`, `diff` and `copy` read the second store. --remove deletes only snapshots whose
+    copy is intact and that are neither pinned, tagged nor the newest; the fleet must have ended (exit code 11). For a store outside a
+    local fleet, make sure of that yourself. Do not prune the second store meanwhile. Encrypted snapshots fit only the store from which
+    they come.
     """
     from snapline.storage.transfer import snapshot_copy
 
@@ -212,30 +229,45 @@ def fork(
     place: StorePlace,
     display: Display,
     snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fork.")],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of the fork; made if needed.")],
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the fork in `status`, `snapshot list` and `snapshot show`."
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Data directory of the fork; created if missing.")],
     to_store: Annotated[
-        str, typer.Option("--to-store", metavar="STORE", help="Its store, as path or URL.", show_default="DIR/store")
+        str,
+        typer.Option(
+            "--to-store", metavar="STORE", help="Store of the fork, as path or URL.", show_default="DIR/store"
+        ),
     ] = "",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="AGENT.FIELD=JSON", help="Change a field of a state; repeatable. Takes --fleet."),
+        typer.Option(
+            "--set",
+            metavar="AGENT.FIELD=JSON",
+            help="Change a field of a state, to a value of its declared type; paths as for `snapshot show --field`. "
+            "Repeatable. Needs --fleet.",
+        ),
     ] = None,
     fleet: Annotated[
-        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="The code that the fork is run with, if it is new.")
+        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="Code of the fork, if it differs from its parent's.")
     ] = "",
     arg: FleetArguments = None,
     inputs: Annotated[
-        InputsChoice, typer.Option("--inputs", help="What becomes of inputs that the agents have not consumed.")
+        InputsChoice, typer.Option("--inputs", help="Copy or drop inputs that the agents had not consumed.")
     ] = InputsChoice.DROP,
-    live: Annotated[bool, typer.Option("--live", help="Let it do effects.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Allow the fork to perform effects.")] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="First remove what an unfinished fork has left at the same place.")
+        bool, typer.Option("--again", help="First remove the remains of an unfinished fork in the same place.")
     ] = False,
 ) -> None:
-    """Make a new fleet out of a snapshot.
+    """Make a new fleet from a snapshot of another fleet, which may keep running.
 
-    The fleet of the snapshot may run meanwhile, and is not changed. `snapline run --data-dir DIR` then runs the fork beside it.
+    The other fleet is not changed. `snapline run --data-dir DIR` runs the fork; give --to-store to it as --store. Exit codes: 2:
+    something does not fit, and nothing was written. 6: the snapshot is damaged. 11: a fleet runs in DIR, or another fork is being made
+    there.
     """
     import msgspec
 

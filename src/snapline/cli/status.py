@@ -28,7 +28,14 @@ WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_
 
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
-    """Show phase, hosts and epochs of the fleet."""
+    """Show the fleet's phase, hosts, epochs and concerns, and what a failure would cost.
+
+    A line with `!` is a concern: a condition that needs attention, with its remedy. `doctor`, `top`, `ui serve`, `host list` and `agent
+    list` show concerns too. Three lines show the cost of failures. `at_risk`: the work lost if all hosts failed now. `recoveries`: how
+    long the last recoveries took, and what they undid. `interval`: how often epochs occur, and how long agents wait for them.
+
+    `leader` is the replica that leads, `term` counts elections, `caller_role` is the role of the caller.
+    """
     from snapline.messages.answers import document_of
 
     reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
@@ -108,10 +115,18 @@ def top(
         float,
         typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Interval between two status requests."),
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once; so where there is no terminal.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the status once; the default without a terminal.")
+    ] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="No colours; the variable NO_COLOR has the same effect.")
+    ] = False,
 ) -> None:
-    """Show the fleet in the terminal, as it changes, until q or Ctrl-C."""
+    """Show the fleet in the terminal, and update it until q or Ctrl-C.
+
+    If the screen is too short for all hosts, it shows those that are not alive and those with most turns. Exit codes: 0: ended with q.
+    8: no coordinator answered at the start; later failures are shown, and the call is repeated. 130: ended with Ctrl-C.
+    """
     from rich.console import Console
 
     from snapline.cli.command import call_agents

@@ -37,28 +37,34 @@ ExportResult = tuple[str, list["ExportedScreen"]]
 def export(
     source: OutputSource,
     display: Display,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, such as fleet.html.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, such as fleet.html.")],
     snapshot: Annotated[
         str,
         typer.Option(
-            "--snapshot", metavar="ID", help="Which is in it: epoch number, `latest`, tag, or digits of a root."
+            "--snapshot",
+            metavar="ID",
+            help="Snapshot: epoch number, `latest`, tag, or four or more first digits of its root.",
         ),
     ] = "latest",
     no_states: Annotated[
         bool,
         typer.Option(
             "--no-states",
-            help="Leave out what agents hold and say: of states, messages, outputs and effects only sizes and digests.",
+            help="Omit contents: of states, messages, outputs and effects only sizes and digests.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file of this name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write what the view shows to one HTML file, for a bug report; it needs no network and no scripts.
+    """Write the browser view to one HTML file, for a bug report; it needs no network and no scripts.
 
-    In it are: how the fleet stands, hosts and agents with their names and addresses; how epochs ended; ONE SNAPSHOT WITH THE STATES OF ITS
-    AGENTS AND THE MESSAGES IN TRANSIT; what each failure would cost; recoveries, with their reasons; what waits; the newest outputs; effects
-    with arguments and results. With --no-states no contents, but still names, figures and the reasons of failures, which may quote an
-    exception. Of a store at rest (--store) what it knows without a coordinator. Look into the file before you send it.
+    The file contains status, hosts and agents with their names and addresses; epochs; ONE SNAPSHOT WITH THE STATES OF ITS AGENTS AND
+    THE MESSAGES IN TRANSIT; the cost of each failure; recoveries with their reasons; waiting work; the newest outputs; effects with
+    arguments and results. With --no-states it has no contents, but still names, figures and reasons of failures, which may quote an
+    exception. Look into the file before you send it.
+
+    Only you can read the file; it is written whole or not at all. With --store it shows a store without a coordinator. Missing parts
+    are a sentence in the file; `epoch` is 0 without a snapshot. Exit codes: 2: wrong option, the file exists, or snapline[ui] is
+    missing. 8: no coordinator answers. 10: no store.
     """
     try:
         from snapline.view.html_export import Redaction, check_free, epoch_of, export_page, write_file
@@ -123,7 +129,18 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 @app.callback()
 def ui() -> None:
-    """The fleet in a browser."""
+    "Browser view of a fleet."
+
+
+ReportsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--reports",
+        metavar="DIR",
+        help="Folder of simulation reports to show. Repeatable.",
+        show_default="runs, if it exists",
+    ),
+]
 
 
 @app.command("serve")
@@ -131,18 +148,20 @@ def ui() -> None:
 def serve(
     connection: Connection,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where browsers come in; port 0: any.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen at; port 0: any free one.")
     ] = "127.0.0.1:8088",
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help="People sign in with the token in it. Needed beyond loopback."
+            "--token-file", metavar="FILE", help="File with the token for signing in. Required beyond loopback."
         ),
     ] = None,
     allow_actions: Annotated[
         bool,
         typer.Option(
-            "--allow-actions", help="Who may look may act too: snapshots, restores, forks, draining and killing hosts."
+            "--allow-actions",
+            help="Allow actions: take, tag, pin, restore and fork snapshots, drain and kill hosts. With certificates it "
+            "needs the role `operator` and --token-file.",
         ),
     ] = False,
     trace: Annotated[
@@ -150,20 +169,17 @@ def serve(
         typer.Option(
             "--trace",
             metavar="TRACE",
-            help="Show this trace: a file, or a folder of hosts' traces; alone if no fleet is named.",
+            help="Trace for the Space-time screen: a file as for `analyze`, or a folder of hosts' traces.",
         ),
     ] = None,
-    reports: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--reports",
-            metavar="DIR",
-            help="Show reports of simulations in this folder too, or alone if no fleet is named. Repeatable.",
-            show_default="runs, if it is there",
-        ),
-    ] = None,
+    reports: ReportsOption = None,
 ) -> None:
-    """Show the fleet in a browser, live; it changes nothing unless --allow-actions is given. See docs/ui.md."""
+    """Show the fleet in a browser, live, and print the address; it changes nothing unless --allow-actions is given. See docs/ui.md.
+
+    Without --data-dir and --coordinator it shows traces and reports alone. With certificates it needs one of the role `viewer`. Needs
+    snapline[ui]. Exit codes: 0: ended by a signal. 2: wrong option, address in use, no such trace, or the extra is missing. 8: no
+    coordinator answers.
+    """
     try:
         from snapline.gateway.http_server import check_exposure
         from snapline.view.view_app import serve as serve_view
@@ -221,7 +237,12 @@ class ViewOptions:
     """Options of commands that show their fleet in a browser."""
 
     ui: Annotated[
-        bool, typer.Option("--ui", help="Show the fleet in a browser until the command ends; it prints where.")
+        bool,
+        typer.Option(
+            "--ui",
+            help="Show the fleet in a browser until the command ends; a line on stderr has the address. The view is a "
+            "process of its own: if it dies, the fleet goes on.",
+        ),
     ] = False
     ui_port: Annotated[
         int | None,
@@ -230,7 +251,7 @@ class ViewOptions:
             min=0,
             max=65_535,
             metavar="PORT",
-            help=f"The same, at this port of {HERE}.",
+            help=f"Show the fleet in a browser, at this port of {HERE}.",
             show_default="any that is free",
         ),
     ] = None

@@ -50,7 +50,10 @@ END_S = 90.0
 
 
 Context = Annotated[
-    str | None, typer.Option("--context", metavar="NAME", help="A [context.NAME] of snapline.toml; else that in use.")
+    str | None,
+    typer.Option(
+        "--context", metavar="NAME", help="Context: a table [context.NAME] of snapline.toml; default: the one in use."
+    ),
 ]
 
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
@@ -189,19 +192,26 @@ On = Annotated[
     Place | None,
     typer.Option(
         "--on",
-        help="Where: this machine, its podman, machines that ssh reaches, a Slurm or a Ray cluster.",
+        help="Launcher: this machine, its podman (containers of the setting `image`), machines reached by ssh, the "
+        "cluster of the local Slurm programs, or a Ray cluster.",
         show_default="local",
     ),
 ]
 Name = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="Of the fleet at its place.", show_default="fleet")
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Name of the fleet; distinguishes several fleets of one launcher.",
+        show_default="fleet",
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the Ray cluster; for ssh its machines, with commas between.",
+        help="Address of the Ray cluster; for ssh its machines, separated by commas (or the setting `machines`).",
         show_default="auto: this machine's",
     ),
 ]
@@ -210,46 +220,71 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help="Logs, the coordinator's log and, without --store, the store. Elsewhere a path on every machine.",
+        help="Folder of logs, the coordinator's log and, without --store, the store. Beyond this machine: a path on "
+        "every machine; on Slurm on a disk that all nodes share.",
         show_default="runs/NAME; on Ray and for ssh it must be given",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the actions, and do nothing.")]
 HostCount = Annotated[
     int | None,
     typer.Option("--hosts", min=1, metavar="N", help="Number of hosts; on Ray each on its own node.", show_default="3"),
 ]
 CoordinatorCount = Annotated[
     int | None,
-    typer.Option("--coordinators", metavar="N", help="The coordinator's replicas: 1, 3 or 5.", show_default="1"),
+    typer.Option(
+        "--coordinators", metavar="N", help="Number of the coordinator's replicas: 1, 3 or 5.", show_default="1"
+    ),
 ]
 StorePlace = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="STORE",
-        help="The snapshot store: a shared path, s3://, gs:// or az://.",
+        help="Snapshot store: a shared path, s3://, gs:// or az://.",
         show_default="DIR/store",
     ),
 ]
 Cpus = Annotated[
     float | None,
-    typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
+    typer.Option("--cpus", min=0, metavar="N", help="CPUs that each host reserves on its Ray node.", show_default="1"),
 ]
 SbatchOptions = Annotated[
     list[str] | None,
-    typer.Option("--sbatch-option", metavar="OPTION", help="On Slurm: an option of sbatch, for all jobs. Repeatable."),
+    typer.Option("--sbatch-option", metavar="OPTION", help="Option of sbatch for all Slurm jobs. Repeatable."),
 ]
 Certificates = Annotated[
-    Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="Folder of certificates, made by `snapline auth init`; beyond this machine required unless --insecure.",
+    ),
 ]
 TlsDomain = Annotated[
     str | None,
-    typer.Option("--tls-domain", metavar="DOMAIN", help="Of these certificates.", show_default="snapline"),
+    typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain of these certificates.", show_default="snapline"),
 ]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
+    typer.Option("--insecure", help="Allow plaintext between machines, for networks that nobody else can reach."),
+]
+
+
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="SECONDS",
+        help="Time limit of the wait for all hosts; the start continues after it.",
+    ),
+]
+
+
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="Setting of the logs of all processes.", show_default="text"),
 ]
 
 
@@ -272,24 +307,24 @@ def up(
     tls_domain: TlsDomain = None,
     insecure: Insecure = False,
     metrics: FleetMetrics = False,
-    log_format: Annotated[
-        LogFormat | None, typer.Option("--log-format", help="Of each process's log.", show_default="text")
-    ] = None,
+    log_format: LogFormatOption = None,
     log_level: Annotated[
-        LogLevel | None, typer.Option("--log-level", help="Of each process's log.", show_default="info")
+        LogLevel | None, typer.Option("--log-level", help="Setting of the logs of all processes.", show_default="info")
     ] = None,
     context: Context = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
-    ] = UP_TIMEOUT_S,
+    timeout: TimeoutOption = UP_TIMEOUT_S,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     begin_anew: BeginAnew = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take a fleet up, and leave it running.
+    """Start a fleet in the background, and return when all hosts take part.
 
-    Returns when all hosts take part. `snapline down` ends it; `up` with the same --data-dir and --store continues it. Settings
-    that are not given come from the environment and from snapline.toml (`snapline config show`).
+    Settings that are not given come from the environment, then from snapline.toml (`snapline config show`). `snapline down` ends the
+    fleet; `up` with the same --data-dir and --store continues it. A dead host is restarted on this machine. Elsewhere its agents move,
+    unless the setting `on_failure` is "restart". `up` has no --ui: `snapline ui serve` finds the fleet.
+
+    Exit codes: 0: all hosts take part, or the fleet has stopped already. 1: the fleet has failed. 9: it is still starting after
+    --timeout. 11: another launcher runs in this folder.
     """
     check_reference(fleet)
     settings = UserSettings(context)
@@ -336,9 +371,11 @@ def down(
     context: Context = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Take a fleet down that `snapline up` has taken up. What it has written stays, and `up` continues it.
+    """End a fleet that `snapline up` has started, after a last snapshot.
 
-    A fleet that runs takes a last snapshot before, for as long as `up --last-snapshot-s` said. If there is none, a line says since which epoch what was done is lost.
+    `up --last-snapshot-s` limits the wait for the snapshot. A line names the snapshot, or the epoch since which work is lost. Files
+    stay, and `up` continues the fleet. A fleet of the same name with another or a copied --data-dir is left alone. Exit code 4: no
+    fleet is running.
     """
     settings = UserSettings(context)
     fleet, place = settings.get("name", name).value, _place_of(settings.get("on", on))
@@ -530,7 +567,9 @@ def _show(result: Document, tables: DocumentTables) -> None:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-contexts = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named places, such as test and prod.")
+contexts = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Contexts: named sets of settings, such as test and prod."
+)
 app.add_typer(contexts, name="context")
 
 
@@ -539,9 +578,14 @@ app.add_typer(contexts, name="context")
 def show_settings(
     display: Display,
     context: Context = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value.")] = False,
 ) -> None:
-    """Show every setting: flag before environment before snapline.toml before default."""
+    """Show every setting. Precedence: option, environment, snapline.toml, default.
+
+    The file is snapline.toml in the current folder, or the file that SNAPLINE_CONFIG names. Its table [context.NAME] overrides [up].
+    --context, SNAPLINE_CONTEXT or `snapline config context use` selects the context. Each setting has a variable, such as
+    SNAPLINE_DATA_DIR for `data_dir`. Exit codes: 2: unknown setting. 4: unknown context.
+    """
     settings = UserSettings(context)
     rows = [
         {"key": key, "value": value, **({"origin": where} if origin else {})} for key, value, where in settings.all()
@@ -552,7 +596,7 @@ def show_settings(
 @contexts.command("list")
 @command
 def list_contexts(display: Display) -> None:
-    """List the contexts of snapline.toml, and which is in use."""
+    """List the contexts of snapline.toml, and mark the one in use."""
     settings = UserSettings()
     rows = [{"name": name, "in_use": name == settings.context} for name in settings.contexts]
     display.printer().result(document("Contexts", contexts=rows), _show_contexts)
@@ -560,8 +604,10 @@ def list_contexts(display: Display) -> None:
 
 @contexts.command("use")
 @command
-def use(display: Display, name: Annotated[str, typer.Argument(metavar="NAME", help='A context; "" for none.')]) -> None:
-    """Use a context from now on, in this folder."""
+def use(
+    display: Display, name: Annotated[str, typer.Argument(metavar="NAME", help='Name of the context; "" for none.')]
+) -> None:
+    """Select a context for later commands in this folder."""
     UserSettings().use(name)
     sentence = f"context {name} is in use" if name else "no context is in use"
     display.printer().result(document("ContextUsed", context=name), lambda _, tables: tables.line(sentence))

@@ -1,12 +1,18 @@
 """Paths and lock of the folder of a local fleet, the `--data-dir` of the command line.
 
-DIR/store               snapshots
-DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
-DIR/coordinator.json    address of the coordinator; with several replicas: those of c1, c2 …, separated by commas
-DIR/logs/*.log          output of each process
-DIR/marks/*.marks       the turn that each host is running, to explain the exit of a process that dies in a turn
-DIR/metrics/*.json      address where each process serves its metrics, if it does
-DIR/launcher.lock       held while a launcher runs here, so that only one fleet uses the folder
+    DIR/store               snapshots
+    DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
+    DIR/coordinator.json    address of the coordinator; with several replicas: those of c1, c2 …, separated by commas
+    DIR/logs/*.log          output of each process; `snapline logs` merges the files
+    DIR/traces/*.jsonl      traces of the hosts, with --trace; `snapline analyze DIR/traces` reads them
+    DIR/marks/*.marks       the turn that each host is running, to explain the exit of a process that dies in a turn
+    DIR/metrics/*.json      address where each process serves its metrics, with --metrics
+    DIR/hosts-wanted        number of hosts of the fleet while a keeper runs; `snapline scale` writes it
+    DIR/launcher.json       of `snapline up`: process that keeps the fleet; its output is in DIR/launcher.log
+    DIR/keeper              of `snapline up --on podman`: output of the keeper
+    DIR/launcher.lock       held while a launcher runs here, so that only one fleet uses the folder
+
+A second launcher in the same folder ends with exit code 11.
 """
 
 import contextlib

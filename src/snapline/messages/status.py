@@ -2,7 +2,7 @@
 
 A concern is a condition that needs attention, such as a wait or a missing resource, with its age and remedy. The leader derives concerns
 (`coordinator/leader/leader_concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`. `tests/deploy/test_alerts.py`
-fails if a kind is missing in docs/cli.md, in the alerts or in the runbook.
+fails if a kind is missing in the docstring of `Concern` (docs/cli.md), in the alerts or in the runbook.
 """
 
 import msgspec
@@ -50,6 +50,35 @@ class Concern(msgspec.Struct, frozen=True):
         text: description, a sentence without the full stop.
         agents: ids of the agents concerned.
         remedy: remedy, also a sentence without the full stop.
+
+    `snapline run` prints each concern that lasts for three seconds, and its end. Each kind has an alert (docs/runbook.md). Of the agents of a
+    host that wait, `agents` has the eight that have waited longest. The coordinator logs `rpo` and `rto` once each, as a warning, and their end.
+
+    Kinds:
+        busy: code of an agent blocks the event loop of a host that is alive; the text names agent, handler and line.
+        certificate: a certificate has expired or is due for renewal: that of a host, or of the leading replica.
+        cut: two hosts cannot reach each other.
+        drained: an operator keeps a host without agents.
+        effects: agents do not move, or hosts do not stop, before running effects have ended.
+        epochs: three epochs or more in a row were aborted, although the store is healthy; the text has the last reason.
+        hosts: no host is present: all have left or are lost, or a new fleet waits for its first ones.
+        in_doubt: an agent waits at an effect that may have happened: an operator must resolve it, or its service has not answered for ten
+            seconds.
+        killer: processes have died in a turn of a message. It lasts until a turn of that message succeeds, or the host's process ends between
+            turns.
+        log: a host cannot write its log: it accepts no inputs, and its durable turns wait.
+        memory: agents of a host are paused, because sender logs and checkpoints that wait for the store fill its memory.
+        plan: a host has not applied the recovery plan.
+        replica: the leading replica is not connected to others: they are dead or disconnected.
+        restore: the fleet is to be restored on request, and no plan can be made.
+        rollback: an agent's request to restore the fleet was rejected; the agent waits for an operator.
+        rpo: a failure would undo more work than the fleet's `rpo_s` allows, until an epoch is on time again.
+        rto: a failure stopped the fleet for longer than its `rto_s`, until a later recovery is on time.
+        spare: a host is alive and gets no agents for now, because it held up the fleet.
+        stop: a host has not reported whether the fleet may stop, or the fleet ends after running effects.
+        store: a recovery waits for the store, or for an operator because all snapshots are damaged.
+        turn: an agent is suspended in a durable turn that the current code cannot continue: the journal differs, its handler is missing, or
+            something cannot be decoded.
     """
 
     kind: str
@@ -70,6 +99,10 @@ class HostStatus(msgspec.Struct, frozen=True):
     """Status of a host. `state` is "alive", "lost" or "left".
 
     Attributes:
+        log_messages, log_bytes: number and size of messages sent since their sender's last checkpoint, in memory. These and the next
+            four figures are 0 with `chandy-lamport`.
+        checkpoints, forced: number of checkpoints, and of forced ones among them.
+        piggyback_bytes, piggybacked: size of the protocol data on this number of messages.
         inputs_waiting: number of inputs from clients that no turn has consumed.
         outputs_waiting, output_bytes_waiting: number and size of outputs that are not known to be released.
         agents_full: agents that accept no inputs, and run no turns of their own, until some of their outputs are released.
@@ -103,10 +136,16 @@ class HostStatus(msgspec.Struct, frozen=True):
 class StoreStatus(msgspec.Struct, frozen=True):
     """Location and state of the store.
 
+    A degraded store never stops the agents; their work is not saved meanwhile. After three epochs in a row that could not be stored, the
+    coordinator waits for one second before the next one, then two, four, up to a minute; the first success ends this. Snapshots by hand, and those before a
+    recovery, are tried at once. With message logging, agents defer basic checkpoints while more than 16,384 of them or 128 MiB wait on a host;
+    forced ones are taken. Sender logs grow to at most 256 MiB of a host's memory; then its agents are paused (concern `memory`).
+
     Attributes:
         state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": unknown, since only the leader knows.
         since_ns: time in nanoseconds for which the store has been degraded.
         reason: latest failure; "" if the store is not degraded.
+        location: path or URL of the store.
         next_try_ns: time until the next periodic epoch; 0 if it begins now, or there are no periodic epochs.
         skipped: number of triggers and basic checkpoints deferred because of the store.
     """
@@ -164,8 +203,8 @@ class LossStatus(msgspec.Struct, frozen=True):
     Attributes:
         at_risk_ns: work lost if all hosts failed now (an upper bound where agents checkpoint independently); None if the fleet does not
             run.
-        failures: number of failures in the last `observed_ns`, the time since the oldest plan that is kept.
-        recoveries: latest finished recoveries, oldest first.
+        failures: number of failures in the last `observed_ns`, the time since the oldest plan that is kept (at most 64).
+        recoveries: the last eight finished recoveries, oldest first.
         rpo_ns, rto_ns: objectives in the fleet's definition; 0 if not set.
         missed: missed objectives, "rpo" and "rto"; only the leader knows them.
     """
@@ -213,6 +252,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     """Status of the fleet. `phase` is "forming", "running", "recovering", "finished" or "failed".
 
     `caller_role` is the caller's role, such as "operator"; it is "" without certificates, where everybody has all rights.
+    `stored_log_bytes` is the size of stored sender logs that the last complete epoch still needs. In JSON, times in nanoseconds (`…_ns`) of the
+    status and its parts are in seconds (`…_s`), and None is null.
     """
 
     fleet: str = ""

@@ -20,6 +20,31 @@ reused; an undone receive puts its message back in transit. A `Trace` holds the 
 without undone events: later failures can return only to states of that execution (G3). A line that keeps the receive of an undone send
 has an orphan (G1) and is rejected.
 
+For example, `snapline analyze TRACE --failed b -o json` answers to this trace with the document below it:
+
+    {"snapline_trace": 1, "agents": ["a", "b"]}
+    {"event": "checkpoint", "agent": "a"}
+    {"event": "send", "agent": "a", "message": "m1", "to": "b"}
+    {"event": "receive", "agent": "b", "message": "m1"}
+    {"event": "checkpoint", "agent": "b", "index": 1, "kind": "forced"}
+    {"event": "send", "agent": "b", "message": "m2", "to": "a"}
+    {"event": "receive", "agent": "a", "message": "m2"}
+
+The document:
+
+    {
+      "apiVersion": "snapline/v1", "kind": "TraceAnalysis",
+      "agents": ["a", "b"],
+      "failed": ["b"],
+      "recovery_line": {"a": 1, "b": 0},
+      "rollback": {"a": {"checkpoints": 0, "events": 2}, "b": {"checkpoints": 1, "events": 2}},
+      "in_transit": [],
+      "domino": {"rolled_back": 2, "depth": 2, "reached_initial": ["b"]},
+      "useless": {"b": [1]},
+      "obsolete": {"a": [0], "b": [1]},
+      "checkpoints": {"basic": 1, "forced": 1}
+    }
+
 Reading is one pass, linear in the lines, also with recoveries: each event is undone at most once.
 """
 

@@ -3,6 +3,16 @@
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
     {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
 
+Code of agents that uses `logging` is in these logs too. A JSON line has `time` (UTC), `level`, `logger`, `message`, for an error `traceback`,
+and these ids. Unknown ones are omitted; threads other than the main one log only the ids of the process.
+
+- `fleet`, and `host` or `replica`: the process.
+- `host_start`, `plan`, `epoch`: number of this start of the host, the plan that is applied, and the newest epoch known to have begun.
+- `agent`, `incarnation`: agent whose turn or step runs.
+- `request`, `call`: id and name of the call that is being served; streams have none.
+
+The last error of a process (`snapline: …`), and prints of a fleet's own code, are not JSON.
+
 Bound ids come from three sources; a later source overrides an earlier one:
 
 1. the ids given at the start of the process;
