@@ -25,6 +25,7 @@ from typing import Annotated, Literal, TypeGuard, get_args, get_origin
 import msgspec
 
 from snapline.errors import UsageError
+from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.sim.faults.fault_kinds import (
     FAILPOINTS,
@@ -112,8 +113,6 @@ PATTERN_NAMES = (
 
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
-HOSTS_MAX = 1000
-"""Maximum number of hosts. Every pair of hosts has a link, so a typing error must not create a billion links."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 PerMille = Annotated[int, msgspec.Meta(ge=0, le=1000)]

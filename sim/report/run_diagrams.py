@@ -82,7 +82,7 @@ def _bounds(recording: Recording, result: Result) -> Iterator[int]:
         yield violation.t_ns
 
 
-HOSTS_MAX = 40
+TRACKS_MAX = 40
 """Maximum number of host tracks; a report with more tracks is unreadable."""
 
 
@@ -116,10 +116,10 @@ def tracks_of(
     hosts: dict[str, list[Bar]] = {}
     for span in recording.hosts if recording else ():
         hosts.setdefault(span.host, []).extend(host(span))
-    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:HOSTS_MAX]]
+    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:TRACKS_MAX]]
     epochs = [one for span in (recording.epochs.values() if recording else ()) for one in epoch(span)]
     packed = (Track("epochs", epochs), Track("faults", [fault_bar for one in faults for fault_bar in fault(one)]))
-    notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
+    notes = [f"{TRACKS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > TRACKS_MAX else []
     return [*tracks, *(track for track in packed if track.bars)], notes
 
 

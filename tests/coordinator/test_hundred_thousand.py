@@ -15,7 +15,6 @@ from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
     AGENTS_MAX,
     APPLIED,
-    HOSTS_MAX,
     LONG_AGENTS_MAX,
     LONG_HOSTS_MAX,
     REFUSED,
@@ -26,6 +25,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.messages import host_messages as msg
+from snapline.messages.status import HOSTS_MAX
 from snapline.messages.wire import decode_directive, encode_directive
 
 ID_BYTES_MAX = 128
