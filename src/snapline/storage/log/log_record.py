@@ -28,7 +28,7 @@ from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import store_files
 from snapline.storage.disk.guard import Guard, open_data
-from snapline.storage.disk.layout import EPOCH_MAX, LOG
+from snapline.storage.disk.layout import EPOCH_MAX, LOG, NUMBER_PATTERN
 from snapline.storage.disk.record import (
     RECORD_VERSION,
     canonical,
@@ -49,8 +49,7 @@ SEALING = "sealing"
 SEALED = "sealed"
 MARKS = (SEALING, SEALED)
 
-_NUMBER = r"(0|[1-9][0-9]{0,18})"
-_DIRECTORY = re.compile(rf"{LOG}/{_NUMBER}/([A-Za-z0-9_.-]{{1,128}})-{_NUMBER}")
+_DIRECTORY = re.compile(rf"{LOG}/{NUMBER_PATTERN}/([A-Za-z0-9_.-]{{1,128}})-{NUMBER_PATTERN}")
 _DELETIONS = re.compile(rf"{LOG}/deleted\.[0-9a-f]{{32}}")
 _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
