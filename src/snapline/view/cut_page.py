@@ -14,7 +14,7 @@ import msgspec
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
 from snapline.view.display_text import count, plural, size, tone_of
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import leaf, section, table, tree
+from snapline.view.page_elements import section, table, value_tree
 
 Plain = dict[str, object]
 
@@ -227,11 +227,7 @@ def _in_words(message: object) -> object:
 
 
 def _value(value: object) -> Child:
-    return (
-        tree(value, open_levels=2, nodes_max=AGENT_NODES_MAX)
-        if isinstance(value, dict | list | tuple) and value
-        else leaf(value)
-    )
+    return value_tree(value, open_levels=2, nodes_max=AGENT_NODES_MAX)
 
 
 def _count_text(found: int, total: int, what: str) -> str:

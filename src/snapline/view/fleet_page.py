@@ -32,7 +32,7 @@ from snapline.view.display_text import (
 )
 from snapline.view.facts import ENDED, Heard
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
+from snapline.view.page_elements import DEPTH_MAX, agent_link, section, table, tree, trouble, value_tree
 from snapline.view.page_streams import Partial
 
 ROWS_MAX = 100
@@ -504,7 +504,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
         tag("p", about, class_="quiet"),
         class_="title",
     )
-    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
+    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", value_tree(value))) for name, value in facts]
     listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
     return join([title, _state(state, problem), listed])
 
@@ -532,7 +532,3 @@ def _state(state: AgentState | None, problem: str) -> Markup:
 def _opened(state: object) -> Markup:
     is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
     return tree(state, open_levels=DEPTH_MAX if is_small else 1)
-
-
-def _value(value: object) -> Child:
-    return tree(value) if isinstance(value, dict | list) and value else leaf(value)

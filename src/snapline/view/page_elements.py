@@ -181,6 +181,13 @@ def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> 
     return tag("div", _Tree(nodes_max).node(value, 0, open_levels), class_="tree")
 
 
+def value_tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
+    """Draw a value in a table: a tree if it contains other values, or else the value alone."""
+    if isinstance(value, dict | list | tuple) and value:
+        return tree(value, open_levels=open_levels, nodes_max=nodes_max)
+    return leaf(value)
+
+
 class _Tree:
     def __init__(self, nodes_max: int) -> None:
         self._left = nodes_max
