@@ -47,6 +47,7 @@ from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreErro
 from snapline.failpoints import failpoint
 from snapline.folders import make_private
 from snapline.ids import check_id
+from snapline.messages.answers import document
 from snapline.messages.host_messages import SAME_SIGNAL_S
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, RpcGuard
@@ -584,7 +585,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
     """Write the address file for tools. It is replaced atomically."""
-    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address, "listen": listen}
+    content = document("CoordinatorAddress", address=address, listen=listen)
     scratch = data_dir / f"{ADDRESS_FILE}.new"
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     os.replace(scratch, data_dir / ADDRESS_FILE)

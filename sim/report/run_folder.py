@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import UsageError
+from snapline.messages.answers import API_VERSION, document
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
 from snapline.sim.choices import Key, Record
 from snapline.sim.oracles.probes import CATALOGUE
@@ -42,8 +43,6 @@ from snapline.sim.report.run_diagrams import draw_run
 from snapline.sim.result import GUARANTEES, ExecutedFault, Result, seconds
 from snapline.sim.scenario import Scenario, duration_ns, format_scenario, format_toml, parse_scenario
 from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
-
-API_VERSION = "snapline/v1"
 
 RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoices", "SimulationTimeline"
 
@@ -286,7 +285,7 @@ def result_json(result: Result, provenance: Provenance) -> bytes:
     for violation in fields["violations"]:
         violation["at"] = seconds(violation["t_ns"])
         violation["promise"] = GUARANTEES.get(violation["guarantee"], "")
-    return _json(_document(RESULT_KIND, **msgspec.to_builtins(provenance), **fields))
+    return _json(document(RESULT_KIND, **msgspec.to_builtins(provenance), **fields))
 
 
 def read_result(path: Path) -> tuple[Result, Provenance]:
@@ -413,7 +412,7 @@ def timeline_json(recording: Recording) -> bytes:
     timeline = _Timeline(
         recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
     )
-    return _json(_document(TIMELINE_KIND, **msgspec.to_builtins(timeline)))
+    return _json(document(TIMELINE_KIND, **msgspec.to_builtins(timeline)))
 
 
 def read_recording(trace: Path, timeline: Path) -> Recording:
@@ -447,12 +446,8 @@ def _events(packed: bytes) -> Iterator[TimedEvent]:
 # -- documents ----------------------------------------------------------------------------------------------------------
 
 
-def _document(kind: str, **fields: object) -> dict[str, object]:
-    return {"apiVersion": API_VERSION, "kind": kind, **fields}
-
-
-def _json(document: dict[str, object]) -> bytes:
-    return _bytes(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+def _json(rows: dict[str, object]) -> bytes:
+    return _bytes(json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
 
 
 def _bytes(words: str) -> bytes:
@@ -469,9 +464,9 @@ def _read(path: Path) -> bytes:
 
 def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: JSON; callers validate it
     try:
-        document = json.loads(_read(path))
+        found = json.loads(_read(path))
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}; run the simulation again") from error
-    if not isinstance(document, dict) or document.get("kind") != kind:
+    if not isinstance(found, dict) or found.get("kind") != kind:
         raise UsageError(f"{path} is no {kind}: name the folder of a run")
-    return document
+    return found
