@@ -1,8 +1,8 @@
 """gRPC service of the coordinator: converts between protobuf messages and structs.
 
 The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
-requests about hosts are checked before they reach the leader core. The outcomes of past epochs (`snapline snapshot
-history`) come from the replicated state, so they survive a change of leader.
+requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
+(`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import grpc
 import grpc.aio
@@ -33,6 +33,7 @@ from snapline.coordinator.service.fleet_answers import (
     coordinated_line,
     coordinated_lines,
     ending_of,
+    epoch_history,
     failed_agents,
     forked_from,
     history,
@@ -44,9 +45,9 @@ from snapline.coordinator.service.leader_statistics import LeaderFigures, interv
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership, Outbox
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
-from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN, EpochEnd, HostRecord, PartTimes
+from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.operation_rules import check_end, check_forgetting, check_moves
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.messages.answers import (
     Document,
@@ -57,7 +58,6 @@ from snapline.messages.answers import (
     RecoveryLineReply,
     RestorePreview,
     RestoreReply,
-    Rows,
     SnapshotsReply,
     document,
 )
@@ -131,119 +131,6 @@ class HostStream:
             return None
         whole, self._parts, self._size_bytes = b"".join(self._parts), [], 0
         return read_host_message(whole)
-
-
-Hosts = Mapping[str, HostRecord]
-
-
-def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that the agents of these hosts may be moved away.
-
-    Raises:
-        NotFoundError: there is no such host.
-        UsageError: no host would be left.
-    """
-    for host in (*drained, *resumed):
-        _record_of(hosts, host)
-    remaining = [
-        host
-        for host, record in hosts.items()
-        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
-    ]
-    if drained and not remaining:
-        raise UsageError("no other host would be left for the agents: start one first")
-
-
-def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
-
-    Raises:
-        NotFoundError, UsageError: the host does not exist, or the check fails.
-    """
-    record = _record_of(hosts, host)
-    if host_start and record.start != host_start:
-        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
-    if record.state != ALIVE:
-        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
-
-
-def check_forgetting(state: FleetView, host: str) -> None:
-    """Check that the host's record is no longer needed.
-
-    Raises:
-        NotFoundError, UsageError: the host does not exist, or its record is still needed.
-    """
-    record = _record_of(state.image.hosts, host)
-    if not state.may_forget(host):
-        is_alive = record.state == ALIVE
-        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
-        raise UsageError(f"host {host} {why}")
-
-
-def _record_of(hosts: Hosts, host: str) -> HostRecord:
-    if host not in hosts:
-        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
-    return hosts[host]
-
-
-NS, DIGITS = 1e9, 6
-
-
-def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """Return the newest ended epochs, oldest first.
-
-    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
-    """
-    image = state.image
-    rows = [_row(end, state) for end in image.ends]
-    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
-
-
-def _row(end: EpochEnd, state: FleetView) -> Rows:
-    account = end.account
-    return {
-        "epoch": end.epoch,
-        "status": _status(end, state),
-        "plan": end.plan,
-        "trigger": end.trigger,
-        "begun_s": end.begun_ns / NS,
-        "took_s": _s(max(0, end.ended_ns - end.begun_ns)),
-        "reason": end.reason,
-        "state_bytes": end.state_bytes if end.is_complete else None,
-        "channel_state_bytes": end.channel_state_bytes if end.is_complete else None,
-        "channel_state_messages": end.channel_state_messages if end.is_complete else None,
-        "new_bytes": None if account is None else account.new_bytes,
-        "reports": None if account is None else account.reports,
-        "last": None if account is None else _times(account.last),
-        "late": None if account is None else _times(account.late),
-    }
-
-
-def _status(end: EpochEnd, state: FleetView) -> str:
-    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
-    if not end.is_complete:
-        return "aborted"
-    record = state.image.epochs.get(end.epoch)
-    return "forgotten" if record is None else record.status
-
-
-def _times(times: PartTimes | None) -> Rows | None:
-    if times is None:
-        return None
-    is_known = any((times.agent, times.start_delay_ns, times.capture_ns, times.alignment_ns, times.store_ns))
-    return {
-        "host": times.host,
-        "agent": times.agent,
-        "after_s": _s(times.after_ns),
-        "start_delay_s": _s(times.start_delay_ns) if is_known else None,
-        "capture_s": _s(times.capture_ns) if is_known else None,
-        "alignment_s": _s(times.alignment_ns) if is_known else None,
-        "store_s": _s(times.store_ns) if is_known else None,
-    }
-
-
-def _s(time_ns: int) -> float:
-    return round(time_ns / NS, DIGITS)
 
 
 FIGURES = (

@@ -16,6 +16,8 @@ between turns: the new process may run other code.
 If several turns were running, all of them are counted. But if a turn that ran on the event loop was counted before, only such turns are
 counted: turns in threads last long and were probably not the cause.
 
+*Requests about hosts* of tools are checked by `check_…` before they reach the leader's core.
+
 *Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
 *Users.* The state holds only the digest of a token (`security/tokens.py`). A call of an operator or admin that changes the
@@ -28,12 +30,14 @@ dropped records can be counted.
 """
 
 import hmac
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
+    ALIVE,
     APPLIED,
     ENDS_KEPT,
     OUTCOMES_KEPT,
@@ -57,6 +61,7 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_agent_size,
 )
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import NotFoundError, UsageError
 from snapline.messages.host_messages import TurnDeath
 from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
@@ -319,3 +324,56 @@ def _record_call(image: FleetImage, kind: op.RecordCall, now_ns: int) -> Operati
     table.append(made)
     del table[:-kept]
     return OperationResult(APPLIED, number=made.number)
+
+
+Hosts = Mapping[str, HostRecord]
+
+
+def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
+    """Check that the agents of these hosts may be moved away.
+
+    Raises:
+        NotFoundError: there is no such host.
+        UsageError: no host would be left.
+    """
+    for host in (*drained, *resumed):
+        _host_record(hosts, host)
+    remaining = [
+        host
+        for host, record in hosts.items()
+        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
+    ]
+    if drained and not remaining:
+        raise UsageError("no other host would be left for the agents: start one first")
+
+
+def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
+    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
+
+    Raises:
+        NotFoundError, UsageError: the host does not exist, or the check fails.
+    """
+    record = _host_record(hosts, host)
+    if host_start and record.start != host_start:
+        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
+    if record.state != ALIVE:
+        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
+
+
+def check_forgetting(state: FleetView, host: str) -> None:
+    """Check that the host's record is no longer needed.
+
+    Raises:
+        NotFoundError, UsageError: the host does not exist, or its record is still needed.
+    """
+    record = _host_record(state.image.hosts, host)
+    if not state.may_forget(host):
+        is_alive = record.state == ALIVE
+        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+        raise UsageError(f"host {host} {why}")
+
+
+def _host_record(hosts: Hosts, host: str) -> HostRecord:
+    if host not in hosts:
+        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
+    return hosts[host]
