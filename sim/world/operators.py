@@ -44,9 +44,10 @@ from snapline.sim.oracles.dead_letters import command_name
 from snapline.sim.oracles.input_output_oracles import ReadRelease
 from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.hosts import Hosts
-from snapline.sim.world.kernel import MS, Future, Kernel, VirtualLoop, drive, settle
+from snapline.sim.world.kernel import MS, Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader
+from snapline.sim.world.steps import Future, VirtualLoop, drive, settle
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.store import Store
 
