@@ -9,7 +9,7 @@
     pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
     log/<plan>/<host>-<start>/<n>           external inputs accepted by a host, and seals (`storage/log/`)
     outputs/…                               outputs of agents, and positions of their consumers (`storage/outputs/`)
-    shelves/<stream>/<n>                    object streams of programs that use the store (`storage/object_streams/`)
+    shelves/<stream>/<n>                    object streams of programs that use the store (`storage/store/object_stream.py`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             logs that the coordinator's replicas have had (`store_files.py`)
     probes/<random>                         files that show whether two processes see the same store

@@ -54,7 +54,6 @@ from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
-from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.output_files import (
     AGE_NS_MAX,
     AGE_NS_MIN,
@@ -86,6 +85,7 @@ from snapline.storage.packs.pack import (
 )
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
+from snapline.storage.store.object_segments import keys_of_object_streams
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
