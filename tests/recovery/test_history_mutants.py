@@ -250,23 +250,6 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
     assert_is_caught()
 
 
-class DroppedAtTheLatestCheckpoint(FleetHistory):
-    def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
-        return self.record_of(receiver, self.checkpoints_of(receiver)[-1]).received
-
-
-class DroppedOnAcknowledgement(FleetHistory):
-    def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
-        channels = self._records.incoming[self._member(receiver)]
-        live = self._live_received()
-        return {sender: max(channel.received.newest(), live.get(channel, 0)) for sender, channel in channels.items()}
-
-
-@pytest.mark.parametrize("mutant", [DroppedAtTheLatestCheckpoint, DroppedOnAcknowledgement])
-def test_logs_dropped_too_early(mutant: type[FleetHistory]) -> None:
-    assert_is_caught(mutant, about="a log was dropped too early")
-
-
 # -- recoveries -------------------------------------------------------------------------------------------------------
 
 

@@ -48,11 +48,6 @@ class FleetWatch:
         """Latest known state of the fleet."""
         return self._state
 
-    @property
-    def viewers(self) -> int:
-        """Number of open viewer streams."""
-        return len(self._news)
-
     async def now(self) -> Heard:
         """Return the state of the fleet, at most one period old."""
         async with self._asking:
