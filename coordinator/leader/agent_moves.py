@@ -200,7 +200,7 @@ class _Measure(msgspec.Struct):
     latest: _Mark
 
 
-class Loads:
+class HostLoads:
     """Measured load of hosts. Volatile: the next leader measures again."""
 
     def __init__(self, shared: LeaderState) -> None:

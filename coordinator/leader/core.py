@@ -40,7 +40,7 @@ from functools import partial
 
 import msgspec
 
-from snapline.coordinator.leader.agent_moves import Loads, Moves
+from snapline.coordinator.leader.agent_moves import HostLoads, Moves
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention, Triggers
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
@@ -74,7 +74,7 @@ from snapline.coordinator.leader.events import (
     TimerFired,
 )
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
-from snapline.coordinator.leader.host_requests import Requests
+from snapline.coordinator.leader.host_requests import HostRequests
 from snapline.coordinator.leader.hosts.admission import Admission, Definition
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
@@ -90,10 +90,10 @@ from snapline.coordinator.leader.leader_concerns import (
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
 from snapline.coordinator.leader.modes.autonomous_epochs import Autonomous, Freezing
-from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
+from snapline.coordinator.leader.modes.checkpoint_modes import LineEpochs, ModeChoice, PendingRemovals
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
-from snapline.coordinator.leader.modes.recovery_line import Lines, RecoveryQueries
+from snapline.coordinator.leader.modes.koo_toueg_epochs import CheckpointRounds, KooToueg
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines, RecoveryQueries
 from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans
 from snapline.coordinator.leader.restores import Restores, Rollbacks
 from snapline.coordinator.state import operations as op
@@ -457,21 +457,21 @@ class Parts:
     # checkpoint modes
     modes: ModeChoice
     coordinated: Coordinated
-    lines: Lines
+    lines: RecoveryLines
     line_epochs: LineEpochs
     freezing: Freezing
-    rounds: Rounds
-    leaving: Leaving
+    rounds: CheckpointRounds
+    leaving: PendingRemovals
     # recoveries
     line_check: LineCheck
     answers: PlanAnswers
     restores: Restores
     moves: Moves
-    loads: Loads
+    loads: HostLoads
     rollbacks: Rollbacks
     plans: Plans
     # requests of hosts and tools
-    requests: Requests
+    requests: HostRequests
     questions: RecoveryQueries
     stop_question: StopQuestion
     quiescence: Quiescence
@@ -509,12 +509,12 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     shared = LeaderState(state, options)
     host_sessions, standby_hosts = HostSessions(shared), StandbyHosts(shared)
     period, snapshots = Period(shared), Snapshots(shared)
-    lines, store = Lines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
+    lines, store = RecoveryLines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
     open_epochs = OpenEpochs(shared, store)
     publisher = RefPublisher(shared, host_sessions, snapshots, store, lines)
     releases = Releases(shared, host_sessions, publisher, store)
-    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), Rounds(shared, host_sessions, lines)
-    leaving, line_epochs = Leaving(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
+    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), CheckpointRounds(shared, host_sessions, lines)
+    leaving, line_epochs = PendingRemovals(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
     coordinated = Coordinated(shared, host_sessions, open_epochs)
     modes = ModeChoice(
         state,
@@ -523,7 +523,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
     )
     quiescence = Quiescence(shared, host_sessions)
-    moves, loads = Moves(shared, host_sessions, quiescence), Loads(shared)
+    moves, loads = Moves(shared, host_sessions, quiescence), HostLoads(shared)
     stop_question = StopQuestion(shared, host_sessions, publisher, quiescence)
     departures = Departures(shared, host_sessions, publisher, quiescence)
     triggers = Triggers(
@@ -565,7 +565,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         plans=Plans(
             shared, host_sessions, lines, modes, triggers, line_check, answers, standby_hosts, restores, moves, loads
         ),
-        requests=Requests(shared, host_sessions, modes),
+        requests=HostRequests(shared, host_sessions, modes),
         questions=RecoveryQueries(shared, host_sessions, lines),
         stop_question=stop_question,
         quiescence=quiescence,

@@ -30,7 +30,7 @@ BATCH_BYTES_MAX = 48 * 1024
 """Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""
 
 
-class Requests:
+class HostRequests:
     """Handles requests of hosts between epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:

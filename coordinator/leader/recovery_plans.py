@@ -35,14 +35,14 @@ limit doubles for the next plan, until one is applied: a fleet with one slow loa
 
 import msgspec
 
-from snapline.coordinator.leader.agent_moves import Loads, Moves
+from snapline.coordinator.leader.agent_moves import HostLoads, Moves
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Triggers
 from snapline.coordinator.leader.events import CheckLine, LineChecked
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSession, HostSessions
 from snapline.coordinator.leader.hosts.partitions import StandbyHosts
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.checkpoint_modes import LossReport, ModeChoice
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.leader.restores import Restores
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
@@ -242,7 +242,7 @@ class Plans:
         self,
         shared: LeaderState,
         host_sessions: HostSessions,
-        lines: Lines,
+        lines: RecoveryLines,
         modes: ModeChoice,
         triggers: Triggers,
         line_check: LineCheck,
@@ -250,7 +250,7 @@ class Plans:
         standby_hosts: StandbyHosts,
         restores: Restores,
         moves: Moves,
-        loads: Loads,
+        loads: HostLoads,
     ) -> None:
         self._shared = shared
         self._host_sessions = host_sessions

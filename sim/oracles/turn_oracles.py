@@ -41,7 +41,7 @@ PATIENCE_NS = 2_000_000_000
 
 EARLY_NS = 1_000_000
 
-Place = tuple[object, ...]
+TurnPosition = tuple[object, ...]
 
 
 class WaitOracle:
@@ -49,7 +49,7 @@ class WaitOracle:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._due_ns: dict[Place, tuple[int, int]] = {}
+        self._due_ns: dict[TurnPosition, tuple[int, int]] = {}
         """Earliest and latest end of each wait: several histories may have reached the wait, and a replaced host continues."""
         self._loaded_ns: dict[str, int] = {}
 
@@ -57,7 +57,7 @@ class WaitOracle:
         """Record that a host has loaded the agent under a new plan."""
         self._loaded_ns[agent] = t_ns
 
-    def on_waiting(self, t_ns: int, place: Place, timeout_ns: int, *, is_again: bool) -> None:
+    def on_waiting(self, t_ns: int, place: TurnPosition, timeout_ns: int, *, is_again: bool) -> None:
         """Record a turn's wait. If `is_again`, the turn was restored from a checkpoint taken during this wait."""
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
@@ -65,7 +65,7 @@ class WaitOracle:
             self._due_ns[place] = min(least_ns, due_ns), max(most_ns, due_ns)
 
     def on_over(
-        self, t_ns: int, agent: str, place: Place, found: JournalEntry, faults: Sequence[ExecutedFault]
+        self, t_ns: int, agent: str, place: TurnPosition, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
         """Check the end of a wait, after which its turn continues. `faults` lists the faults executed so far."""
         due = self._due_ns.get(place)

@@ -24,15 +24,15 @@ from snapline.sim.faults.fault_kinds import (
     FAILPOINTS,
     CrashFault,
     DiskFault,
+    Fault,
     PauseFault,
-    Word,
     duration_ns,
     format_duration,
 )
 from snapline.sim.faults.faults import budget_problems
 from snapline.sim.scenario import (
+    FAULT_KINDS,
     PATTERN_NAMES,
-    WORDS,
     ClientsPart,
     Coordinators,
     DelayPart,
@@ -391,7 +391,7 @@ def _draw_bounds(dice: ScenarioDraw, fleet: FleetPart) -> FleetPart:
 
 
 def _with_faults(dice: ScenarioDraw, scenario: Scenario, swarm: SwarmPart) -> Scenario:
-    kinds = [kind for kind in swarm.faults or WORDS if dice.one_in(2, "kind", kind)]
+    kinds = [kind for kind in swarm.faults or FAULT_KINDS if dice.one_in(2, "kind", kind)]
     count = dice.below(swarm.faults_max + 1, "faults") if kinds else 0
     for index in range(count):
         kind = dice.of(kinds, "fault", index)
@@ -462,7 +462,7 @@ def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
 
-def _fault_of(kind: str, word: Word) -> FaultPart:
+def _fault_of(kind: str, word: Fault) -> FaultPart:
     return msgspec.structs.replace(FaultPart(), **{kind: word})
 
 

@@ -154,7 +154,7 @@ class SimOperator:
             self._said += 1
             payload = dead_letter_command_payload(DeadLetterCommand(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_operator_command=True)
-            self._shared.judge.books.dead_letters.on_command_given(agent, offered.key, payload)
+            self._shared.judge.ground_truth.dead_letters.on_command_given(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
@@ -207,7 +207,9 @@ class SimOperator:
         """Handle the answers of a host to a request that arrived under this plan; the answers may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
-                self._shared.judge.books.inputs.drops.on_taken(plan, command_name(command.key), is_repeated=False)
+                self._shared.judge.ground_truth.inputs.drops.on_taken(
+                    plan, command_name(command.key), is_repeated=False
+                )
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
 
@@ -215,7 +217,7 @@ class SimOperator:
         for command, answer in zip(words, answers, strict=True):
             self._shared.judge.probes.hit(f"word {answer.status}")
             if answer.status in ("accepted", "repeated") and not is_effect_resolution(command.payload):
-                self._shared.judge.books.dead_letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
+                self._shared.judge.ground_truth.dead_letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and command in self._open:
                 self._open.remove(command)

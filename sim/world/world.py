@@ -183,7 +183,7 @@ class PendingWork:
 
     def ignored_rollback_requests(self, since_ns: int) -> list[str]:
         """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, although the fleet runs."""
-        asked = self._shared.judge.books.rollbacks.asked
+        asked = self._shared.judge.ground_truth.rollbacks.asked
         agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
             rollbacks = run.driver.core.turn_ends.rollbacks
@@ -370,7 +370,7 @@ class World:
         """Check that released files still exist, and that the reader has exactly their outputs."""
         if self.notes.store.flipped or not reads_outputs(self.shared.scenario):
             return
-        oracle = self.shared.judge.books.outputs
+        oracle = self.shared.judge.ground_truth.outputs
         oracle.check_files(self.shared.kernel.now_ns, self.notes.store.releases())
         had, released = flat(self.reader.read()), flat(oracle.had)
         if had != released:

@@ -38,7 +38,7 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, OperationResult
 from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
@@ -131,7 +131,12 @@ class RefPublisher:
     """Writes refs of complete epochs and notifies hosts of ended epochs."""
 
     def __init__(
-        self, shared: LeaderState, host_sessions: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self,
+        shared: LeaderState,
+        host_sessions: HostSessions,
+        snapshots: Snapshots,
+        store: StoreWatch,
+        lines: RecoveryLines,
     ) -> None:
         self._shared = shared
         self._host_sessions = host_sessions

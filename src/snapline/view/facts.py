@@ -47,7 +47,7 @@ class ViewCalls(FleetCalls, Protocol):
     ) -> Mapping[str, RecentTrace | None]: ...
 
 
-class Heard(msgspec.Struct, frozen=True):
+class LatestStatus(msgspec.Struct, frozen=True):
     """Latest known state of the fleet.
 
     Attributes:

@@ -15,7 +15,7 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.ids import natural_key
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.status import FleetStatus
-from snapline.view.facts import FleetCalls, Heard, TurnRates
+from snapline.view.facts import FleetCalls, LatestStatus, TurnRates
 
 PERIOD_S = 1.0
 """Time between two status requests. Shorter is useless, because hosts report their state with heartbeats, which are not more frequent."""
@@ -35,7 +35,7 @@ class FleetWatch:
         self._calls = calls
         self._period_s = period_s
         self._rates = TurnRates()
-        self._state = Heard()
+        self._state = LatestStatus()
         self._asked_s = float("-inf")
         self._asking = asyncio.Lock()
         self._agents_of: tuple[object, ...] = ()
@@ -44,18 +44,18 @@ class FleetWatch:
         self._looking: asyncio.Task[None] | None = None
 
     @property
-    def last(self) -> Heard:
+    def last(self) -> LatestStatus:
         """Latest known state of the fleet."""
         return self._state
 
-    async def now(self) -> Heard:
+    async def now(self) -> LatestStatus:
         """Return the state of the fleet, at most one period old."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
         return self._state
 
-    async def follow(self) -> AsyncGenerator[Heard, None]:
+    async def follow(self) -> AsyncGenerator[LatestStatus, None]:
         """Yield the state of the fleet, now and after every request.
 
         Raises:
@@ -107,7 +107,7 @@ class FleetWatch:
             return
         self._asked_s = time.monotonic()
         rates, course = self._rates.note(self._asked_s, facts)
-        self._state = Heard(
+        self._state = LatestStatus(
             facts=facts,
             updated_s=time.time(),
             turns_per_s=sum(rates.values()) if rates else None,
