@@ -143,6 +143,9 @@ class World:
             self.count("deleted", len(numbers))
         self.deletable = {}
 
+    def idle(self) -> None:
+        """Nothing happens."""
+
     def ask(self) -> None:
         """Everything that can be asked at any time, against the oracles."""
         failures = self.failures()
@@ -306,6 +309,7 @@ def execute(
         world.deliver: random.choice((2, 5, 9)),
         world.collect_garbage: random.choice((0, 0.5, 1)),
         world.delete: 0.3,
+        world.idle: 0.5,
         world.ask: 0.3,
         world.recover: random.choice((0, 0.3, 0.6)),
         world.join: 0.1,

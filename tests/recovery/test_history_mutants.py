@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import pytest
 from tests.recovery.history_world import execute
 
-from snapline.errors import ProtocolError
+from snapline.errors import ProtocolError, UsageError
 from snapline.recovery import dependency_history, dependency_records
 from snapline.recovery import dependency_history as history_module
 from snapline.recovery.dependency_history import Climb, FleetHistory, HistoryImage, Line, TotalLine
@@ -27,7 +27,7 @@ SEEDS = 600
 
 def assert_is_caught(make: type[FleetHistory] = FleetHistory, *, is_exact: bool = False, about: str = ".") -> None:
     """Some random fleet comes to a wrong answer, for the reason `about`."""
-    with pytest.raises((AssertionError, ProtocolError), match=about):
+    with pytest.raises((AssertionError, ProtocolError, UsageError), match=about):
         for seed in range(SEEDS):
             execute(seed, make, is_exact=is_exact)
 
@@ -245,8 +245,8 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
     def heirs_alone(successor: CountChanges, gone: CountChanges) -> CountChanges:
         return successor
 
-    monkeypatch.setattr(dependency_records, "hand_down", lose)
-    monkeypatch.setattr(dependency_records, "heirs_changes", heirs_alone)
+    monkeypatch.setattr(dependency_records, "_move_count", lose)
+    monkeypatch.setattr(dependency_records, "_combined_changes", heirs_alone)
     assert_is_caught()
 
 
