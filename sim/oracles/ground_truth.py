@@ -64,7 +64,6 @@ from snapline.coordinator.state.operations import Restore
 from snapline.messages.agent_commands import is_effect_resolution
 from snapline.messages.effect_records import EFFECTS_TOPIC, UNDO
 from snapline.messages.payloads import CREATE
-from snapline.sim.oracles.dead_letters import DeadLetterOracle, is_retry_of
 from snapline.sim.oracles.ground_truth_records import (
     NO_VOIDS,
     NOWHERE,
@@ -83,7 +82,7 @@ from snapline.sim.oracles.ground_truth_records import (
     show,
     stash_of,
 )
-from snapline.sim.oracles.input_output_oracles import InputOracle, OutputOracle
+from snapline.sim.oracles.input_output_oracles import DeadLetterOracle, InputOracle, OutputOracle, is_retry_of
 from snapline.sim.result import ExecutedFault
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 

@@ -44,9 +44,9 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cut_oracles
 from snapline.sim.oracles.cut_oracles import StopOracle
-from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
+from snapline.sim.oracles.input_output_oracles import check_dead_letters
 from snapline.sim.oracles.line_oracles import (
     ExpectedRetention,
     Frozen,

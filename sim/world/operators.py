@@ -3,7 +3,7 @@
 `SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, the operator looks at the service's
 record and resolves them. There is at most one open request, with one or two commands for one agent. The request and its answer may be lost,
 duplicated or late; then the operator repeats the request with the same keys, or gives up. Since the operator waits before it acts, a
-request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/dead_letters.py`).
+request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/input_output_oracles.py`).
 
 `MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent once to the current leader; the next
 leader knows only the drain marks in the log. When the faults are over, the operator removes all marks, so that hosts may get agents again.
@@ -40,8 +40,7 @@ from snapline.messages.agent_commands import (
 from snapline.messages.answers import RestoreReply
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.messages.effect_records import outside_key
-from snapline.sim.oracles.dead_letters import command_name
-from snapline.sim.oracles.input_output_oracles import ReadRelease
+from snapline.sim.oracles.input_output_oracles import ReadRelease, command_name
 from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import MS, Kernel
