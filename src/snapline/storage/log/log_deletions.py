@@ -46,10 +46,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, write_once
-from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.record import Guard, canonical, check_store, damaged, seal, unseal
 from snapline.storage.log.log_record import LogBatch, LogName, deletions_path, is_deletions_path, parse_directory
 
 DELETIONS_KIND = b"LDEL"

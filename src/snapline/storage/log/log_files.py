@@ -53,10 +53,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
-from snapline.storage.disk.record import HEAD_BYTES
+from snapline.storage.disk.record import HEAD_BYTES, Guard, authenticates
 from snapline.storage.keys.ciphers import log_message
 from snapline.storage.log.log_deletions import first_missing, holds, note_deletions, read_all
 from snapline.storage.log.log_record import (

@@ -27,14 +27,15 @@ from msgspec.structs import asdict, replace
 from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.layout import EPOCH_MAX, LOG, NUMBER_PATTERN
 from snapline.storage.disk.record import (
     RECORD_VERSION,
+    Guard,
     canonical,
     check_place,
     damaged,
     digest_of,
+    open_data,
     seal,
     unseal,
     version_of,

@@ -56,8 +56,8 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
+from snapline.storage.disk.record import Guard
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
 from snapline.storage.packs.manifest import (
     Manifest,

@@ -39,9 +39,19 @@ import msgspec
 from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import layout
-from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of, seal, unseal
+from snapline.storage.disk.record import (
+    CIPHER_OVERHEAD_BYTES,
+    DIGEST_BYTES,
+    Buffer,
+    Cipher,
+    Guard,
+    canonical,
+    damaged,
+    digest_of,
+    seal,
+    unseal,
+)
 
 KIND_CHECKPOINT = 1
 """Kind of a blob that is an `AgentCheckpoint`."""

@@ -35,10 +35,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.local_disk import LockHeldError, creates_only
-from snapline.storage.disk.record import Buffer
+from snapline.storage.disk.record import Buffer, Guard
 from snapline.storage.store.object_segments import (
     LOCK_NAME,
     OBJECT_BYTES_MAX,

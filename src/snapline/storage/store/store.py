@@ -38,10 +38,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.object_disk import open_disk
-from snapline.storage.disk.record import Buffer, digest_of
+from snapline.storage.disk.record import Buffer, Guard, digest_of
 from snapline.storage.disk.store_files import (
     LogMark,
     OpenedDisk,

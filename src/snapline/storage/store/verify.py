@@ -30,10 +30,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.disk.object_disk import open_disk
-from snapline.storage.disk.record import Finding, damaged, finding_of
+from snapline.storage.disk.record import Finding, Guard, authenticates, damaged, finding_of
 from snapline.storage.disk.store_files import read_fork
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
