@@ -34,8 +34,7 @@ from snapline.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS,
 from snapline.sim.scenario import ClientsPart, FaultPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import store_files
-from snapline.storage.log.log_deletions import find_garbage
-from snapline.storage.log.log_files import holds_batch
+from snapline.storage.log.log_files import find_garbage, holds_batch
 from snapline.storage.log.log_record import entry_path
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs.checkpoint import NO_INPUTS, NO_OUTPUTS, SavedInputs, SavedOutputs

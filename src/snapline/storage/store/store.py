@@ -371,7 +371,7 @@ class Store(StoreReader):
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
-        """Delete batches that no epoch needs (`log/log_deletions.py`) and temporary files of smaller plans; return the paths removed.
+        """Delete batches that no epoch needs (`log/log_files.py`) and temporary files of smaller plans; return the paths removed.
 
         Seals are kept, and so is the highest number of each log. Batches of a log that is being sealed are kept as well; call again later.
         """

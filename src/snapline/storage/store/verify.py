@@ -36,8 +36,7 @@ from snapline.storage.disk.record import Finding, Guard, authenticates, damaged,
 from snapline.storage.disk.store_files import read_fork
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.log_deletions import read_deletions
-from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches
+from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches, read_deletions
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
 from snapline.storage.outputs.output_files import check_place, check_same_release, read_part
 from snapline.storage.outputs.output_record import (
