@@ -7,10 +7,9 @@ from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
 from snapline.messages.status import FleetStatus
-from snapline.view.facts import COURSE_MAX, LatestStatus, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
 from snapline.view.page_streams import ViewerState
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import COURSE_MAX, FleetWatch, LatestStatus, TurnRates
 
 ALL = AgentSearch()
 

@@ -6,9 +6,8 @@ from rich.console import Console
 from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError
-from snapline.view.facts import LatestStatus
 from snapline.view.terminal import bars, draw
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import FleetWatch, LatestStatus
 
 
 def shown(heard: LatestStatus, *, lines: int = 50, width: int = 160) -> list[str]:

@@ -30,10 +30,10 @@ from snapline.view.display_text import (
     tone_of,
     worst,
 )
-from snapline.view.facts import ENDED, LatestStatus
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import DEPTH_MAX, agent_link, section, table, tree, trouble, value_tree
 from snapline.view.page_streams import Partial
+from snapline.view.watch import ENDED, LatestStatus
 
 ROWS_MAX = 100
 """Largest number of agents in the table: ten thousand rows are unreadable. Viewers search for the others."""

@@ -60,7 +60,6 @@ from snapline.view.cut_page import (
 )
 from snapline.view.display_text import count, plural, size
 from snapline.view.epochs_page import epochs_body, no_history
-from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, table
@@ -78,7 +77,7 @@ from snapline.view.pending_work_page import (
     pending_work_partials,
 )
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import FleetWatch, ViewCalls
 
 # -- store at rest -----------------------------------------------------------------------------------------------------
 

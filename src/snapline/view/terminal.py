@@ -21,7 +21,7 @@ from snapline.view.display_text import (
     size,
     tone_of,
 )
-from snapline.view.facts import LatestStatus
+from snapline.view.watch import LatestStatus
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
