@@ -8,7 +8,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.messages.status import FleetStatus
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
-from snapline.view.page_streams import ViewerState
+from snapline.view.page_elements import ViewerState
 from snapline.view.watch import COURSE_MAX, FleetWatch, LatestStatus, TurnRates
 
 ALL = AgentSearch()

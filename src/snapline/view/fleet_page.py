@@ -31,8 +31,7 @@ from snapline.view.display_text import (
     worst,
 )
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import DEPTH_MAX, agent_link, section, table, tree, trouble, value_tree
-from snapline.view.page_streams import Partial
+from snapline.view.page_elements import DEPTH_MAX, Partial, agent_link, section, table, tree, trouble, value_tree
 from snapline.view.watch import ENDED, LatestStatus
 
 ROWS_MAX = 100

@@ -26,8 +26,7 @@ from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSen
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 from snapline.view.display_text import count, plural
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import Targets, section, value_tree
-from snapline.view.page_streams import Partial, notices
+from snapline.view.page_elements import Partial, Targets, notices, section, value_tree
 
 # -- query -------------------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
 from snapline.view.cut_page import CutFacts
 from snapline.view.markup import Markup
-from snapline.view.page_elements import Targets
-from snapline.view.page_streams import RENDER_PERIOD_S, Partial, Streams
+from snapline.view.page_elements import RENDER_PERIOD_S, Partial, Streams, Targets
 from snapline.view.sign_in import HEADERS
 from snapline.view.space_time_page import (
     Source,
