@@ -9,7 +9,7 @@ from tests.view.simulated import SimulatedFleet
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.messages.status import KINDS, URGENT
 from snapline.view.display_text import tone_of, worst
-from snapline.view.epochs_page import epochs_body
+from snapline.view.epoch_pages import epochs_body
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.watch import LatestStatus

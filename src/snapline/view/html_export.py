@@ -47,7 +47,8 @@ from snapline.messages.payloads import describe_payload
 from snapline.messages.status import FleetStatus
 from snapline.storage.store.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
-from snapline.view.cut_page import (
+from snapline.view.display_text import count, plural, size
+from snapline.view.epoch_pages import (
     ROWS_MAX,
     CutAgent,
     CutChannel,
@@ -57,9 +58,9 @@ from snapline.view.cut_page import (
     Plain,
     cut_body,
     cut_of,
+    epochs_body,
+    no_history,
 )
-from snapline.view.display_text import count, plural, size
-from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, table

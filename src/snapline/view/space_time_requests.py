@@ -29,7 +29,7 @@ from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.client_requests import RecentTrace
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
-from snapline.view.cut_page import CutFacts
+from snapline.view.epoch_pages import CutFacts
 from snapline.view.markup import Markup
 from snapline.view.page_elements import RENDER_PERIOD_S, Partial, Streams, Targets
 from snapline.view.sign_in import HEADERS

@@ -35,8 +35,7 @@ from snapline.gateway.http_server import serve_app
 from snapline.messages.client_requests import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
-from snapline.view.cut_page import CutFacts, CutSearch, cut_body, cut_of, cut_results
-from snapline.view.epochs_page import epochs_body, no_history
+from snapline.view.epoch_pages import CutFacts, CutSearch, cut_body, cut_of, cut_results, epochs_body, no_history
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body, coordinators_body, saved_body
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.markup import Markup, join, tag
