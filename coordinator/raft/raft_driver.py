@@ -48,7 +48,7 @@ from snapline.coordinator.raft.proposals import (
     settle,
     settle_error,
 )
-from snapline.coordinator.raft.pysyncobj_settings import TICK_S, RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import TICK_S, RaftNode, raft_configuration
 from snapline.coordinator.raft.raft_streams import Inbox, PeerStreams, call_soon
 from snapline.coordinator.raft.transport import GrpcTransport
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError

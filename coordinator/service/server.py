@@ -30,7 +30,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.journal import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.backup import create_fork_log
 from snapline.coordinator.service.calls import LeaderHint

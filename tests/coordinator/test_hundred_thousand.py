@@ -9,7 +9,7 @@ from benchmarks.scale_leader import LargeLeader
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.raft.dump import DUMP_BYTES_MAX, Dump, encode_dump
 from snapline.coordinator.raft.durability import replace_durably
-from snapline.coordinator.raft.pysyncobj_settings import ELECTION_S_MIN
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,

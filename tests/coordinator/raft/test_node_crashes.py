@@ -21,7 +21,7 @@ from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal import Entry
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode, raft_configuration
 from snapline.errors import LogError
 
 pytestmark = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")
