@@ -34,9 +34,8 @@ from snapline.coordinator.raft.pysyncobj_adapter import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.backup import create_fork_log
 from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.leader_statistics import LeaderFigures
+from snapline.coordinator.service.coordinator_metrics import FAMILIES, CoordinatorMetrics, LeaderFigures
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership
-from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper

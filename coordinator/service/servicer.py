@@ -26,6 +26,7 @@ from snapline.coordinator.leader.core import LeaderStatus
 from snapline.coordinator.leader.leader_concerns import objectives_missed
 from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
+from snapline.coordinator.service.coordinator_metrics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import (
     autonomous_line,
@@ -41,7 +42,6 @@ from snapline.coordinator.service.fleet_answers import (
     located_all,
     single_failures,
 )
-from snapline.coordinator.service.leader_statistics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership, Outbox
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
