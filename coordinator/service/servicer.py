@@ -3,15 +3,20 @@
 The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
 requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
 (`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
+
+Common parts of all calls to the coordinator: errors are converted to gRPC statuses, and a replica that does not lead names the leader to
+its callers.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,7 +30,6 @@ from snapline.coordinator.leader import events as words
 from snapline.coordinator.leader.core import LeaderStatus
 from snapline.coordinator.leader.leader_concerns import objectives_missed
 from snapline.coordinator.raft.raft_driver import Replica
-from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.coordinator_metrics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import (
@@ -48,7 +52,15 @@ from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operation_rules import check_end, check_forgetting, check_moves
-from snapline.errors import CoordinatorUnavailableError, NotFoundError, ProtocolError, SnaplineError, UsageError
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    NotFoundError,
+    PeerError,
+    ProtocolError,
+    SnaplineError,
+    StoreError,
+    UsageError,
+)
 from snapline.messages.answers import (
     Document,
     LocateReply,
@@ -61,7 +73,7 @@ from snapline.messages.answers import (
     SnapshotsReply,
     document,
 )
-from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
+from snapline.messages.coordinator_client import LEADER_KEY, LOCATED_MAX, CoordinatorClient
 from snapline.messages.host_messages import HostMessage, Join, Leave, MessagePart, TurnDeath, TurnedAway
 from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
 from snapline.messages.wire import (
@@ -76,9 +88,81 @@ from snapline.messages.wire import (
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
+from snapline.security.rpc_authorization import COORDINATOR, ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
+
+
+class LeaderHint:
+    """The current leader, as far as this replica knows."""
+
+    def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
+        self._leadership = leadership
+        self._replica = replica
+        self._members = members
+
+    def sentence(self) -> str:
+        """Return a sentence that says why this replica does not answer."""
+        leader = self._leadership.leader
+        if leader and not self._replica.driver.standing.is_leader:
+            return f"another replica, {leader}, leads the coordinator"
+        return "no replica leads the coordinator just now"
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the trailing metadata of a call that this replica does not answer: the leader's address, if known."""
+        leader = self._leadership.leader
+        is_other = leader in self._members and not self._replica.driver.standing.is_leader
+        address = self._members[leader] if is_other else ""
+        return ((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address))
+
+
+class Servicer(Protocol):
+    """Interface that `with_grpc_errors` needs of a servicer."""
+
+    @property
+    def leader_hint(self) -> LeaderHint: ...
+
+
+ServicerT = TypeVar("ServicerT", bound=Servicer)
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+def status_of(error: SnaplineError) -> grpc.StatusCode:
+    """Return the gRPC status for `error`."""
+    match error:
+        case NotFoundError():
+            return grpc.StatusCode.NOT_FOUND
+        case UsageError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case PeerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case CoordinatorUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case StoreError():
+            return grpc.StatusCode.DATA_LOSS
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def with_grpc_errors(
+    call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
+) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
+    """Decorate a call so that its errors are sent to the caller with their own text."""
+
+    @functools.wraps(call)
+    async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
+        try:
+            return await call(self, request, context)
+        except SnaplineError as error:
+            is_elsewhere = isinstance(error, CoordinatorUnavailableError)
+            metadata = self.leader_hint.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
+            context.set_trailing_metadata(metadata)
+            await context.abort(status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    return wrapper
+
 
 _log = logging.getLogger("snapline.coordinator")
 
