@@ -27,10 +27,13 @@ useless on every replica from the log entry that revokes it.
 Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
 bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
 dropped records can be counted.
+
+Placement of agents when a plan is committed: a pure function, equal on every replica.
 """
 
+import heapq
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -62,7 +65,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError, UsageError
-from snapline.messages.host_messages import TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
@@ -377,3 +380,93 @@ def _host_record(hosts: Hosts, host: str) -> HostRecord:
     if host not in hosts:
         raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
     return hosts[host]
+
+
+def place(
+    agents: Iterable[tuple[str, str]],
+    hosts: Sequence[str],
+    places: Sequence[PlaceRule] = (),
+    *,
+    weights: Mapping[str, int] | None = None,
+    is_even: bool = False,
+) -> dict[str, str]:
+    """Return the host of each agent.
+
+    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a
+    host where it belongs stays there; if `is_even`, only up to the host's share. The other agents are placed in the order given,
+    those named by a rule first. Each goes to the host with the least weight so far; ties go to the first host by name. So a host that
+    receives an agent without a rule exceeds the lightest host by at most the heaviest of the moved agents.
+
+    Args:
+        agents: (agent, its current host or ""), in an order that is equal on every replica.
+        hosts: hosts that may get agents; not empty.
+        places: placement rules; the first rule that names an agent counts.
+        weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
+            `is_even`; without weights all agents weigh the same.
+        is_even: spread the number of agents evenly over the hosts.
+    """
+    living, everywhere = list(agents), sorted(hosts)
+    rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
+    shares = _shares(living, everywhere) if is_even else None
+    host_weights = weights if weights and not is_even else {}
+    average_weight = max(1, sum(host_weights.values()) // len(host_weights)) if host_weights else 1
+    placed: dict[str, str] = {}
+    load = dict.fromkeys(everywhere, 0)
+    unplaced: dict[str, int] = {}
+    for agent, host in living:
+        weight = host_weights.get(host, average_weight)
+        is_here = host in load and (shares is None or load[host] < shares[host])
+        if is_here and (agent not in rule_hosts or host in rule_hosts[agent]):
+            placed[agent] = host
+            load[host] += weight
+        else:
+            placed[agent], unplaced[agent] = "", weight
+    for agent, weight in unplaced.items():
+        if agent in rule_hosts:
+            host = min(rule_hosts[agent], key=lambda name: (load[name], name))
+            placed[agent] = host
+            load[host] += weight
+    _fill({agent: weight for agent, weight in unplaced.items() if agent not in rule_hosts}, load, placed)
+    return placed
+
+
+def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
+    """Return whether `weights` is empty, or has one positive weight for each host."""
+    return not weights or (len(weights) == len(hosts) and min(weights) > 0)
+
+
+def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
+    """Return host → weight of an agent on that host; empty: nothing was measured."""
+    return dict(zip(hosts, weights, strict=True)) if weights else {}
+
+
+def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
+    """Return agent → hosts in `hosts` where the agent belongs, for agents that a rule restricts."""
+    rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
+    own: dict[str, Sequence[str]] = {}
+    for agent in agents:
+        rule_index = next((number for number, rule in enumerate(places) if rule.applies_to(agent)), None)
+        if rule_index is not None and rule_hosts[rule_index]:
+            own[agent] = rule_hosts[rule_index]
+    return own
+
+
+def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, str]) -> None:
+    """Place each agent on the host with the least weight so far."""
+    queue = [(weight, host) for host, weight in load.items()]
+    heapq.heapify(queue)
+    for agent, weight in agents.items():
+        lightest, host = queue[0]
+        placed[agent] = host
+        heapq.heapreplace(queue, (lightest + weight, host))
+
+
+def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:
+    """Return host → number of its agents that may stay. The remainder of the division goes to the fullest hosts, so that few agents move."""
+    host_share, remainder = divmod(len(agents), len(hosts))
+    load = dict.fromkeys(hosts, 0)
+    for _, host in agents:
+        if host in load:
+            load[host] += 1
+    fullest = dict.fromkeys(sorted(hosts, key=lambda host: -load[host])[:remainder])
+    return {host: host_share + (host in fullest) for host in hosts}
