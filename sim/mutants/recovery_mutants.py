@@ -34,9 +34,8 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import DROP, DeadLetterCommand, read_dead_letter_command
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
-from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.sim.faults.fault_kinds import CoordinatorFault, CrashFault
 from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart

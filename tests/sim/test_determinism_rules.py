@@ -399,7 +399,7 @@ def offences(search: Search, names: list[str]) -> list[str]:
 
 
 def test_the_search_finds_the_cores_and_the_parts_of_a_run() -> None:
-    some = {"protocols/epoch_stamped.py", "protocols/bcs.py", "channels/link.py", "agent_runtime/host/core.py"}
+    some = {"protocols/epoch_stamped.py", "protocols/index_based.py", "channels/link.py", "agent_runtime/host/core.py"}
     assert some | {
         "coordinator/state/fleet_state.py",
         "sim/world/kernel.py",
