@@ -5,8 +5,7 @@ L. E. Buzato, arXiv 1702.06167).
 """
 
 from snapline.errors import UsageError
-from snapline.protocols.bhmr import BhmrRule
-from snapline.protocols.dependency_vector import CasRule, CbrRule, FdasRule, FdiRule, NrasRule
+from snapline.protocols.dependency_vector import BhmrRule, CasRule, CbrRule, FdasRule, FdiRule, NrasRule
 from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.rule import CheckpointRule, UncoordinatedRule
 
