@@ -36,13 +36,15 @@ from snapline.adapters.grpc.service_agent import ServiceAgent
 from snapline.adapters.ray.fleet_refs import (
     METHOD,
     ActorCallError,
+    ActorNames,
     FleetRef,
     MethodRun,
     Outcome,
     RecoverableActor,
+    packed,
     ray_get,
+    unpacked,
 )
-from snapline.adapters.ray.payloads import ActorNames, packed, unpacked
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError, UsageError
