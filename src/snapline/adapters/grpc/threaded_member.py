@@ -33,8 +33,15 @@ import grpc.aio
 from snapline.adapters.grpc.ledger import RUN, CallAnswer, HandlerRun, ServiceCall, call_stamp
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.member_call import CODES, MemberCall, pack, rpc_error, unpack
-from snapline.adapters.grpc.member_channel import ALL, MemberChannel, MemberMethod
-from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
+from snapline.adapters.grpc.member_channel import (
+    ALL,
+    METADATA,
+    UNKNOWN,
+    AbortedHandlerError,
+    MemberChannel,
+    MemberMethod,
+    UnaryHandler,
+)
 from snapline.adapters.grpc.member_threads import (
     HistoryOverError,
     MemberThreads,
