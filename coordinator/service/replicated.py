@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from snapline.coordinator.raft import proposals
+from snapline.coordinator.raft import raft_driver
 from snapline.coordinator.raft.raft_driver import RaftDriver
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import LogError
 
-_log = logging.getLogger("snapline.coordinator")
+_apply_log = logging.getLogger("snapline.coordinator")
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -77,13 +77,13 @@ class RaftLog:
         """Commit and apply `entry`; see `ReplicatedLog`."""
         outcome = await self._driver.propose(entry)
         match outcome:
-            case proposals.Committed():
+            case raft_driver.Committed():
                 if not isinstance(outcome.result, OperationResult):
                     raise LogError(f"an operation could not be applied: {outcome.result!r}")
                 return Committed(outcome.result)
-            case proposals.Rejected():
+            case raft_driver.Rejected():
                 return Rejected(outcome.reason)
-            case proposals.Unknown():
+            case raft_driver.Unknown():
                 return Unknown(outcome.reason)
 
 

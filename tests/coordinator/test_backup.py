@@ -21,8 +21,7 @@ from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.raft.proposals import Committed
-from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Committed, Replica, ReplicaOptions
 from snapline.coordinator.service import backup as restoring
 from snapline.coordinator.service.backup import (
     NUMBERS_STEP,
