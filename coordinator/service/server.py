@@ -34,8 +34,7 @@ from snapline.coordinator.raft.pysyncobj_adapter import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.backup import create_fork_log
 from snapline.coordinator.service.coordinator_metrics import FAMILIES, CoordinatorMetrics, LeaderFigures
-from snapline.coordinator.service.leadership import LeaderRunner, Leadership
-from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership, MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer, LeaderHint
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.service.users import FleetUsers, UsersServicer

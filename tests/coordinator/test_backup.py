@@ -33,7 +33,7 @@ from snapline.coordinator.service.backup import (
     write_backup,
     write_replica,
 )
-from snapline.coordinator.service.replicated import MirroredMachine
+from snapline.coordinator.service.leadership import MirroredMachine
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState
