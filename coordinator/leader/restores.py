@@ -1,7 +1,7 @@
 """Restores (requests of operators to return to an epoch) and rollbacks (requests of agents, `ctx.rollback`).
 
 *Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch, and commits it
-together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request. A request repeated to
+together with the marks that make later epochs void (`state/fleet_view.py`). The client's token identifies the request. A request repeated to
 this leader or the next is the same restore, and its plan in the log is the answer. A leader that dies before that log entry has changed
 nothing.
 
@@ -20,7 +20,7 @@ from snapline.coordinator.leader.events import AnswerRestore, ResolveSnapshot, R
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.lineage import refusal_of_restore
+from snapline.coordinator.state.fleet_view import refusal_of_restore
 from snapline.messages.host_messages import RollbackRefused, WantRollback
 from snapline.messages.status import Concern
 

@@ -47,8 +47,7 @@ from snapline.coordinator.leader.events import (
     WriteProbe,
 )
 from snapline.coordinator.service import line_store
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor, FleetView
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous

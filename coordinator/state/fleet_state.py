@@ -66,8 +66,7 @@ from snapline.coordinator.state.fleet_records import (
     decode_image,
     problem_of_host,
 )
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.lineage import make_void, refusal_of_restore
+from snapline.coordinator.state.fleet_view import FleetView, make_void, refusal_of_restore
 from snapline.coordinator.state.operation_rules import (
     apply_user_operation,
     are_weights,

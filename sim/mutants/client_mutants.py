@@ -27,7 +27,7 @@ from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.service import store_keeper
 from snapline.coordinator.service.store_keeper import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault
 from snapline.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS, Mutant, crash_at, template
