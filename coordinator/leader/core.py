@@ -102,8 +102,7 @@ from snapline.coordinator.leader.modes.checkpoint_modes import LineEpochs, ModeC
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.leader.modes.koo_toueg_epochs import CheckpointRounds, KooToueg
 from snapline.coordinator.leader.modes.recovery_line import RecoveryLines, RecoveryQueries
-from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans
-from snapline.coordinator.leader.restores import Restores, Rollbacks
+from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans, Restores, Rollbacks
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView

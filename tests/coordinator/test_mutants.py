@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from tests.coordinator.test_random_executions import execute
 
-from snapline.coordinator.leader import restores
+from snapline.coordinator.leader import recovery_plans
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
@@ -212,7 +212,7 @@ def void_epochs_are_gone_back_to(patch: pytest.MonkeyPatch) -> None:
         return reason
 
     patch.setattr(fleet_state, "refusal_of_restore", mutant)
-    patch.setattr(restores, "refusal_of_restore", mutant)
+    patch.setattr(recovery_plans, "refusal_of_restore", mutant)
 
 
 RESTORE_MUTANTS: list[Patch] = [void_marks_are_missing, void_epochs_are_gone_back_to]
