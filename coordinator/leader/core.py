@@ -13,7 +13,7 @@ callers. After every event each part compares the state with its own work, in th
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
     modes/        how epochs are made: the fleet's protocol chooses the mode; in logged fleets the recovery line
-    plans         starting and recovering: `recovery_plans.py`, `restores.py`, `agent_moves.py`
+    plans         starting and recovering: `recovery_plans.py`, `agent_moves.py`
     epochs/       open epochs, their end, triggers, retention
     this folder   requests of hosts, concerns, the stop condition, the shutdown
 
@@ -34,9 +34,7 @@ The caller's duties:
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
 3. Apply an operation to `state` before handing in its `ProposalEnded`.
 
-Requests of hosts between epochs: to create, retire or locate agents, and to open a log for inputs.
-
-The checkpoint mode decides when an agent that has stopped may leave.
+*Requests of hosts* between epochs create, retire or locate agents, and open a log for inputs. The checkpoint mode decides when an agent that has stopped may leave.
 
 The host numbers its requests, so a repeated request is applied once: (run of the host, action, number) is the request id in the log.
 Locations are read from the state without a proposal. A stale answer does no harm: a host refuses messages to an agent that it does

@@ -5,7 +5,7 @@ A recovery plan is needed
 - to start the fleet;
 - after the loss of a host with agents (`need` in the state);
 - after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
-- for a restore (`restores.py`) or a move of agents (`agent_moves.py`).
+- for a restore or a move of agents (`agent_moves.py`).
 
 The leader then proceeds in this order:
 
@@ -32,9 +32,7 @@ without progress for ANSWER_NS counts as failed, and the next plan excludes it. 
 time does not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time
 limit doubles for the next plan, until one is applied: a fleet with one slow loading step must finish too.
 
-Restores (requests of operators to return to an epoch) and rollbacks (requests of agents, `ctx.rollback`).
-
-*Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch, and commits it
+*Restores* are requests of operators to return to an epoch; *rollbacks* are requests of agents (`ctx.rollback`). One restore at a time is active. Its plan is made like any other, but from the requested epoch, and commits it
 together with the marks that make later epochs void (`state/fleet_view.py`). The client's token identifies the request. A request repeated to
 this leader or the next is the same restore, and its plan in the log is the answer. A leader that dies before that log entry has changed
 nothing.
@@ -92,8 +90,6 @@ from snapline.messages.status import Concern
 REFUSE_NS = 60 * SECOND_NS
 """Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's
 request must not be executed long after it was made."""
-
-RESTORE_SHOWN_NS = SECOND_NS
 
 
 class RestoreDemand(msgspec.Struct, frozen=True):
@@ -177,10 +173,10 @@ class Restores:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """Return the active restore if it waits for longer than RESTORE_SHOWN_NS."""
+        """Return the active restore if it waits for longer than SHOWN_NS."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
-        if wanted is None or lasts_ns < RESTORE_SHOWN_NS:
+        if wanted is None or lasts_ns < SHOWN_NS:
             return []
         text = f"the fleet is to go back to epoch {wanted.epoch}, and no plan could be made for {lasts_ns / 1e9:.1f} s"
         return [Concern("restore", (), lasts_ns, text)]

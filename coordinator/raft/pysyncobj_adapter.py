@@ -1,9 +1,7 @@
-"""Settings of PySyncObj, each with its reason, and the class of replicas that the library uses.
+"""Adaptation of PySyncObj: its settings, the hooks of the hardened node into it, a check of the reviewed release, and the wake-up pipe.
 
 The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
 `SafeSyncObj` adds the file names and the state's callables.
-
-Hooks of the hardened node into PySyncObj, a check of the reviewed PySyncObj release, and the wake-up pipe.
 
 The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
 the names are checked at start; the tests also compare the hash of every file of the library.
@@ -18,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-import pysyncobj.pickle as library_pickle
+import pysyncobj.pickle as library_pickle  # type: ignore[import-untyped]  # the library has no types
 from pysyncobj import pipe_notifier, version
 from pysyncobj import syncobj as library
-from pysyncobj.config import SyncObjConf
-from pysyncobj.node import Node
+from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.errors import LogError
 

@@ -20,8 +20,6 @@ arrives while a barrier is in flight waits for the next barrier, since the first
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
 memory may be corrupt.
 
-Proposals of one replica: their outcomes, their time-outs, and counters.
-
 An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
 time-out, since the callback may never fire.
 """
@@ -39,7 +37,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import msgspec
-from pysyncobj.config import FAIL_REASON, SyncObjConf
+from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.learner import LogMarks

@@ -2,9 +2,7 @@
 
 A replica that does not lead omits the fleet's metrics, so sums over replicas count no value twice.
 
-Durations, sizes and pauses of epochs and recoveries, as measured by this process while it led; costs of failures and epochs.
-
-The replicated state has decisions and their times; hosts report how much they have written. The leader's driver passes both to
+`LeaderFigures` holds durations, sizes and pauses of epochs and recoveries, as measured by this process while it led. The replicated state has decisions and their times; hosts report how much they have written. The leader's driver passes both to
 its observers. No decision depends on these figures. A new leader begins at zero, which monitoring systems handle as a counter
 reset.
 

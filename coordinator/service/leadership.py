@@ -8,9 +8,7 @@ the state has changed. Its messages to hosts follow from committed operations, a
 `LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it provides the streams of hosts, the
 requests of tools, the log, the store's threads and the clock.
 
-The coordinator's log, replicated with Raft (`raft/`). One replica and several replicas use the same code.
-
-The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
+*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). One replica and several replicas use the same code. The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
 everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
 proposer gets the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no lock.
 """
@@ -37,8 +35,6 @@ from snapline.errors import CoordinatorUnavailableError, LogError, SnaplineError
 from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.status import Standing
 from snapline.messages.wire import encode_directive
-
-_apply_log = logging.getLogger("snapline.coordinator")
 
 Post = Callable[[Callable[[], None]], None]
 

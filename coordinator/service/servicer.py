@@ -4,8 +4,7 @@ The entries of a host's message are counted before the message is parsed; a mess
 requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
 (`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
 
-Common parts of all calls to the coordinator: errors are converted to gRPC statuses, and a replica that does not lead names the leader to
-its callers.
+All calls convert errors to gRPC statuses, and a replica that does not lead names the leader to its callers.
 """
 
 import asyncio

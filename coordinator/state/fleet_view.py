@@ -2,7 +2,7 @@
 
 Queries may be called at any time on the event loop's thread. Results have the image's order, which is equal on every replica.
 
-Lineage of an epoch (the complete epochs before it in its history), and restores, which return the fleet to an earlier epoch.
+The *lineage* of an epoch consists of the complete epochs before it in its history. A restore returns the fleet to an earlier epoch.
 
 The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the recovery line of that
 plan (0: the initial states). The predecessor may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.

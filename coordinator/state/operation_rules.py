@@ -28,7 +28,7 @@ Admitted and refused calls are kept in separate tables, so that a user without r
 bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
 dropped records can be counted.
 
-Placement of agents when a plan is committed: a pure function, equal on every replica.
+*Placement* of agents, when a plan is committed, is a pure function, equal on every replica.
 """
 
 import heapq

@@ -25,7 +25,9 @@ still contains them. The judge verifies a refused creation with `is_created`.
 
 A turn costs one lookup for its branch and agent, and one lookup per channel; everything else is appending to lists.
 
-Oracles of running turns, which check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
+Oracles of running turns
+------------------------
+They check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
 *Steps.* A step whose turn has continued is not run again for the same turn, despite crashes and recoveries from any checkpoint. The oracle
 identifies a turn by what its handler has received: the number of the agent's earlier durable turns, the turn's cause and first state, and

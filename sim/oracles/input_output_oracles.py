@@ -1,4 +1,5 @@
-"""Oracles of data that crosses the fleet's border: clients' inputs (R1), answers to them (R2), and released outputs (R2).
+"""Oracles of data that crosses the fleet's border: clients' inputs (R1), answers to them (R2),
+released outputs (R2), and dead letters with their operator commands.
 
 *Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
 Both guarantees hold unless the bytes of a complete epoch are lost. Clients report their inputs and the answers they received. The ground
@@ -27,9 +28,7 @@ release, the oracle reads the release file like a reader who started with the fi
 emitted by the agent's position in the cut. All outputs of an agent that leaves must have been released. The product's output numbers are
 used only to check that they are consecutive.
 
-Oracle of dead letters and their operator commands: each command takes effect once, and a retried dead letter has one turn.
-
-The ground truth records every message that becomes a dead letter, and every turn of a retried dead letter. So the ground truth knows which
+*Dead letters.* Each operator command takes effect once, and a retried dead letter has one turn. The ground truth records every message that becomes a dead letter, and every turn of a retried dead letter. So the ground truth knows which
 dead letters each agent has at its position in a cut, and their number: all that were dead-lettered, minus those that had turns. The
 checkpoint must agree. For a command without a turn, the world reports the agent's answer: the dead letter was dropped, or there was none.
 

@@ -18,9 +18,7 @@ analyze`, compressed with gzip. Each line also holds the virtual time `t_ns`, wh
 together form a `Recording`. The same run produces the same bytes: no file holds a wall-clock time, and the compressed trace holds
 neither a name nor a date.
 
-HTML report of a run: verdict, evidence, timeline, space-time diagram, metrics, probes, and commands that repeat the run.
-
-The page is one file and needs no network. Its content security policy forbids network access and scripts. The page
+*Report.* The HTML page shows verdict, evidence, timeline, space-time diagram, metrics, probes, and commands that repeat the run. It is one file and needs no network. Its content security policy forbids network access and scripts. The page
 follows the reader's light or dark scheme. All text from a run is escaped (`style.text`). The same run always gives the
 same bytes.
 """

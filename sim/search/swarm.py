@@ -12,9 +12,7 @@ otherwise only large fleets reach. `sweep.py` counts which of these elements the
 If the template requires it, drawn faults stay within the fault budget: a fault that would exceed the budget is omitted. Faults and
 network that the template defines are kept. If it defines faults, hosts and coordinators are kept too, since faults name them.
 
-Generators that draw one fault of a kind: start, duration, targets and parameters.
-
-Names in a drawn fault are names of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
+A generator draws one fault of a kind: start, duration, targets and parameters. Names in a drawn fault are names of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

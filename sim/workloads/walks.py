@@ -16,9 +16,7 @@ the ledgers stay correct.
 fleet continues. This pattern tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third
 token is passed on at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
 
-Agents with large states: tokens walk as in the pattern `random`, and each consumed token is recorded in a history and a table.
-
-The history grows, drops old records, and some of its records are edited. The table is an array of several chunks, and a turn
+*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The history grows, drops old records, and some of its records are edited. The table is an array of several chunks, and a turn
 changes a few bytes of it. So checkpoints have parts, epochs refer to chunks of earlier epochs, and packs are shared. The
 pattern thus tests `storage/` under all faults. In every cut, the ledger's count of consumed messages, the table's sum and
 the history's latest records must agree.

@@ -2,8 +2,8 @@
 
 Problem. The library of the real log owns threads, sockets, clock and files, so it cannot run in a simulated world. Its interface
 to the coordinator is small: `propose → committed, rejected, unknown`, and the leader. This model has the same interface for
-replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. `raft_model.py` models
-the lower half: leaders and commits. This module defines:
+replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. The upper half of
+the module defines:
 
 1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. Other replicas apply entries, or
    restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
@@ -19,9 +19,7 @@ Outcomes and standings are reported only from events scheduled with `at`, never 
 This module carries G8 in the simulator. Choices come from the stream "log". Duty of callers: never change a state returned by
 `state_of` or `canonical`; `validate` detects such changes.
 
-Leadership and commits: a model of Raft that treats logs as a whole, in virtual time and without messages.
-
-The model follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
+The lower half is a model of Raft, for leaders and commits. It treats logs as a whole, in virtual time and without messages. It follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
 
 1. A *leader term* is one term of one leader: an append-only list of slots. The list starts as a copy of the
    leader's log at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots

@@ -8,13 +8,11 @@ state (`world_state.py`):
 - replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
-`executor.py` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge. The parts themselves
+`SimExecutor` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge. The parts themselves
 judge nothing. `PendingWork` computes the fleet's remaining work, whether the fleet is idle, and which agents cannot continue.
 
 Limits, which the user documentation also states: Raft is simulated at the interface of its log. Blocking store calls
 happen at a single instant, and are interrupted only at failpoints. All hosts share one store, as in production.
-
-Fault executor of a simulated world; `faults/fault_executor.py` documents its methods.
 """
 
 import errno

@@ -7,7 +7,7 @@ restarted, and the coordinator detects lost hosts by heartbeats only.
 Ray restarts a supervisor with the certificates with which the supervisor was created. So renewed certificates need a new supervisor
 (`renew`). The new supervisor starts every process again by name. The processes already run, so their workers only store the new files.
 
-Run a fleet's processes on a Ray cluster, each with a worker actor (`NodeWorker`). Two hosts, or two coordinators, never share a node.
+**The launcher** runs each process of the fleet with a worker actor (`NodeWorker`). Two hosts, or two coordinators, never share a node.
 
 A worker starts its process on a node, as a child that dies with the worker in any way (`deploy/parent_watch.py`), and watches it. A worker starts
 no process by itself. A worker that Ray has restarted, on this or another node, has no process until the launcher starts one. That process

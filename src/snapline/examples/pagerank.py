@@ -13,9 +13,7 @@ of every batch. Their total number is known in advance.
 The timers set a minimum run time (`seconds`), so that there is something to see, and to kill, on a fast machine too. On a machine that needs
 longer for the work, the timers cause no wait.
 
-Personalised PageRank computed in one process, as a reference for the fleet's result.
-
-It shares no step with `forward_push`: float64 instead of integers, one seed after the other, all modules in every step. It iterates
+`personalised_pagerank` computes personalised PageRank in one process, as a reference for the fleet's result. It shares no step with `forward_push`: float64 instead of integers, one seed after the other, all modules in every step. It iterates
 x = e + damping P' x (Jacobi), where e is the seed and P' moves the mass of a module to its imports in equal shares. x is the expected number of
 visits. A walker stops with probability 1 - damping at a module with imports, and with probability 1 at a module without.
 

@@ -6,9 +6,7 @@ sentence, and adds the references in the article to its terms. A crash in the mi
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'
 
-A dictionary whose articles refer to each other: FOLDOC, as installed by Debian's package `dict-foldoc`, or the small one below.
-
-Each headword starts a line, its article follows with indentation, and a reference to another headword is written {like this}.
+The articles of the dictionary refer to each other. It is FOLDOC, as installed by Debian's package `dict-foldoc`, or the small one below. Each headword starts a line, its article follows with indentation, and a reference to another headword is written {like this}.
 """
 
 import functools

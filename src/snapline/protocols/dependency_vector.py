@@ -1,4 +1,4 @@
-"""Protocols of the RDT family: FDAS and FDI, which use dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
+"""Protocols of the RDT family: FDAS, FDI and BHMR, which use dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
 
 Theory of operation
 -------------------
@@ -27,10 +27,10 @@ than the index of k's current interval, and 0 means that k is unknown. Compariso
 Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum. An omitted entry was in an earlier
 message of the channel, so it is not above the receiver's and neither forces nor changes anything.
 
-BHMR protocol: ensures RDT with fewer forced checkpoints than FDAS, at the cost of a bit matrix on every message.
+BHMR
+----
+BHMR ensures RDT with fewer forced checkpoints than FDAS, at the cost of a bit matrix on every message.
 
-Theory of operation
--------------------
 FDAS forces a checkpoint when a message brings a newer interval after a send. That send may be harmless: if a causal path
 already joins what the Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent
 keeps, in addition to the dependency vector,
@@ -51,7 +51,7 @@ Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-
 Ensures Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997.
 Departures: the deltas below. Neither FIFO (with absolute piggybacks) nor a fixed fleet is needed.
 
-Form: vectors as in `dependency_vector`, one more than the interval's index. Entry k of a piggyback is three numbers:
+Form: vectors as above, one more than the interval's index. Entry k of a piggyback is three numbers:
 k, vector[k] with simple[k] below it, and row k of `causal` as a mask.
 
 Why deltas are right (`piggyback` has the frame). Entry k is left out if vector[k], simple[k] and row k have not changed

@@ -1,7 +1,9 @@
-"""HMNR protocol, also called FI: forces a checkpoint only where some checkpoint could otherwise become useless.
+"""Index-based communication-induced protocols, BCS and HMNR: every checkpoint has an index, and clocks rise along every Z-path.
 
-Theory of operation
--------------------
+HMNR
+----
+HMNR, also called FI, forces a checkpoint only where some checkpoint could otherwise become useless.
+
 A checkpoint is useless iff it lies on a Z-cycle. BCS prevents every Z-path along which a clock could fall; HMNR sees more of
 the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock over its checkpoints, and
 
@@ -39,10 +41,10 @@ last message to this receiver i, and k has not become not-greater since.
   message has them all.
 - If nothing was noted, neither has the clock changed (a new clock sets the own bit again), and the piggyback is empty.
 
-BCS protocol: each agent has one checkpoint index, and forced checkpoints keep the indexes of all agents in step.
+BCS
+---
+Each agent has one checkpoint index, and forced checkpoints keep the indexes of all agents in step.
 
-Theory of operation
--------------------
 Every checkpoint has an index: a basic checkpoint has the agent's last index plus one, a forced checkpoint the index of the
 message that forces it. Messages carry the sender's index. A message with a higher index than the receiver's forces a
 checkpoint before its turn. So no message goes from behind index k to before index k, and for every k the first checkpoints

@@ -1,11 +1,9 @@
-"""Draw the screen *Cut* of one snapshot: every agent's state, the messages in transit, and the differences from another snapshot.
+"""Draw the screens *Epochs* and *Cut*.
 
-A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with
+*Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. A cut is read from the output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel with
 messages in transit.
 
-Draw the screen *Epochs*: outcome and phases of the newest epochs, and the host that reported last in each.
-
-The data comes from the log and survives restarts.
+*Epochs* shows outcome and phases of the newest epochs, and the host that reported last in each. The data comes from the log and survives restarts.
 """
 
 import math

@@ -7,9 +7,7 @@ Plain values (states, messages, documents) are shown as a tree whose branches ex
 deep, so a tree has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, `VALUE_TEXT_MAX` characters of one text.
 At each limit the tree shows the number of omitted items.
 
-Stream the changes of a page that is rendered every few seconds to a bounded number of viewers.
-
-A page consists of parts. Each viewer receives only the parts that have changed since the viewer last received them.
+*Streams.* A page that is rendered every few seconds streams its changes to a bounded number of viewers. A page consists of parts. Each viewer receives only the parts that have changed since the viewer last received them.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Read the state of a fleet for all viewers.
 
-The coordinator gets one request a second for any number of viewers, and no requests without viewers.
-
-Declare the requests of the view to a fleet, and store the last answers: status, agents, and turns per second.
+The coordinator gets one request a second for any number of viewers, and no requests without viewers. `FleetCalls` declares these requests, and
+`LatestStatus` stores the last answers: status, agents, and turns per second.
 """
 
 import asyncio

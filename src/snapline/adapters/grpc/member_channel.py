@@ -3,9 +3,7 @@
 A call is in the ledger when the stub's method returns, in one piece with the state changes that the caller made before. gRPC's own client
 interceptors cannot provide this, because they run later, in a task.
 
-Serve the requests to a member.
-
-A request is accepted once, after the service has recorded the epochs that the stamp requires. The answer carries a stamp.
+The interceptor serves the requests to a member. A request is accepted once, after the service has recorded the epochs that the stamp requires. The answer carries a stamp.
 
 A request without a stamp comes from outside of the fleet, and is served as usual.
 """

@@ -9,7 +9,7 @@
 A `ThreadedMember` contains a `Member` in an event loop, which runs in the thread that calls `run`. The loop carries out the requests of
 handlers (`member_threads.py`). Cuts, calls and recoveries work as in `Member`; this module connects the threads with the loop.
 
-Server side: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request. That thread waits for
+Server side: the loop decides as in `member_channel.py`, and the handler runs in gRPC's thread for the request. That thread waits for
 the loop. The loop admits the request, passes the handler to the thread once the gate lets the thread enter, and then passes the response to
 send.
 

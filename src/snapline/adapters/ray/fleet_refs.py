@@ -7,9 +7,7 @@ same calls and answers.
 
 Programs await these references, pass them to `ray.get`, or drop them, like Ray's own references.
 
-Encode arguments, answers and states of actors.
-
-Values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
+*Encoding* of arguments, answers and states of actors: values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
 
 Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
 the current actor of that name. In JSON a handle is {"ray actor": name}.

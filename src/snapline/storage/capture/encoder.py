@@ -22,9 +22,7 @@ Invariants:
 
 The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` when nothing reads the parts any more.
 
-Walks a state to find unsupported values, with the reason and the path of each.
-
-Two functions walk over the objects of a state, neither in a regular pause:
+**Unsupported values** are found by two functions that walk over the objects of a state, neither in a regular pause:
 
 - `check`, once for each agent at its first capture, finds values that would be saved without an error and restored as something
   else (G3). Such values are a mutable object reached by two paths (it would become two), and arrays that share memory.

@@ -7,7 +7,8 @@ file of a later version (right digest, unknown version), and reject the latter w
 
 Damage is reported with its evidence: which file, which epoch, which agent (G11).
 
-Interface through which the store uses encryption and signatures; `protection.py` implements it. A store without keys has no guard.
+*Guard*: the interface through which the store uses encryption and signatures; `protection.py` implements it. A store without keys has
+no guard.
 
 Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not keyed.
 

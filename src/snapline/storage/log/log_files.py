@@ -47,7 +47,7 @@ After a log is sealed, a late sealer may still create seals in place of deleted 
 This module carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and no input is acknowledged after
 that.
 
-Deletion of batches from host logs: which batches may be deleted, and deletion records that list the deleted ones.
+**Deletions**: which batches may be deleted, and deletion records that list the deleted ones.
 
 **Deletion records.** The problem: anyone who can write to the store can remove a batch without a trace. Deletion of garbage leaves gaps
 in logs, and nothing else records where logs end. The threat model is that of `store/protection.py`: the attacker has no key.

@@ -14,7 +14,7 @@ The names:
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
     log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
-    log/deleted.<random>                 the deleted batches of all logs (`log_deletions.py`)
+    log/deleted.<random>                 the deleted batches of all logs (`log_files.py`)
 
 Host ids may contain dashes and dots: the last dash in the name ends the host id.
 """
