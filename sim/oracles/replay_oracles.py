@@ -25,8 +25,8 @@ failed, is a compensation, or has a state that cannot be restored.
 
 Reasons of divergence
 ---------------------
-The oracles detect that a replayed turn diverges. `find_reasons` and its helpers search only for the reason: state outside checkpoints that
-its handler uses. The search exists, so that the
+The oracles detect that a replayed turn diverges. The search looks only for the reason: state outside checkpoints that
+its handler uses. So the
 violation names a line. The search follows a handler's bytecode through functions and classes of the agents' own modules. It records the
 global variables and class attributes that the handler uses, and the handler's calls of clocks and random generators. Values are recorded
 before the first turn of an agent class in a run. The reason is a variable whose value has changed by the end of the run, or else one of the
