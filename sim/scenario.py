@@ -41,7 +41,7 @@ from snapline.sim.faults.fault_kinds import (
     DelayFault,
     DiskFault,
     Duration,
-    Fault,
+    FaultKind,
     HangFault,
     HoldFault,
     LossFault,
@@ -319,7 +319,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     membership: MembershipFault | None = None
 
     @property
-    def word(self) -> Fault:
+    def word(self) -> FaultKind:
         """Return the fault that is set."""
         return next(word for _, word in self.words())
 
@@ -328,7 +328,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
         """Return the kind of the fault, such as "crash"."""
         return next(name for name, _ in self.words())
 
-    def words(self) -> Iterator[tuple[str, Fault]]:
+    def words(self) -> Iterator[tuple[str, FaultKind]]:
         for name in self.__struct_fields__:
             word = getattr(self, name)
             if word is not None:
@@ -497,7 +497,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
         yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
 
 
-def _word_problems(scenario: Scenario, word: Fault) -> Iterator[str]:
+def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
     """Yield descriptions of problems of a fault; each begins with "." and a key, or with a space."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
@@ -510,7 +510,7 @@ def _word_problems(scenario: Scenario, word: Fault) -> Iterator[str]:
         yield f" is over at {over}, after liveness.heal {heal}: raise liveness.heal"
 
 
-def _name_problems(scenario: Scenario, word: Fault) -> Iterator[str]:
+def _name_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
     """Yield descriptions of names that belong to no node."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():

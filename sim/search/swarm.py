@@ -34,7 +34,7 @@ from snapline.sim.faults.fault_kinds import (
     CrashFault,
     DelayFault,
     DiskFault,
-    Fault,
+    FaultKind,
     HangFault,
     HoldFault,
     LossFault,
@@ -214,24 +214,24 @@ class Span:
         return "" if self.one_in(8, "never") else self.back_after()
 
 
-def _draw_delay_word(span: Span) -> Fault:
+def _draw_delay_word(span: Span) -> FaultKind:
     least = span.dice.duration(5 * MS, 200 * MS, *span.key("least"))
     between, direction = span.path()
     fault = DelayFault(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
     return msgspec.structs.replace(fault, jitter=span.of(("0s", least, "300ms"), "jitter"))
 
 
-def _draw_slow(span: Span) -> Fault:
+def _draw_slow(span: Span) -> FaultKind:
     return SlowFault(at=span.at, lasts=span.lasts(), percent=span.of((50, 10, 2), "percent"))
 
 
-def _draw_loss(span: Span) -> Fault:
+def _draw_loss(span: Span) -> FaultKind:
     between, direction = span.path()
     fault = LossFault(at=span.at, lasts=span.lasts(), between=between, direction=direction)
     return msgspec.structs.replace(fault, per_mille=span.of((10, 100, 300, 700), "per mille"))
 
 
-def _draw_reset(span: Span) -> Fault:
+def _draw_reset(span: Span) -> FaultKind:
     if span.one_in(4, "is in a moment"):
         return ResetFault(at=span.at, when=span.moment(), hit=span.hit())
     times = span.between(1, 5, "times")
@@ -239,19 +239,19 @@ def _draw_reset(span: Span) -> Fault:
     return ResetFault(at=span.at, times=times, every=every)
 
 
-def _draw_hold(span: Span) -> Fault:
+def _draw_hold(span: Span) -> FaultKind:
     return HoldFault(at=span.at, lasts=span.lasts())
 
 
-def _draw_clog(span: Span) -> Fault:
+def _draw_clog(span: Span) -> FaultKind:
     return ClogFault(at=span.at, lasts=span.lasts())
 
 
-def _draw_swizzle(span: Span) -> Fault:
+def _draw_swizzle(span: Span) -> FaultKind:
     return SwizzleFault(at=span.at, lasts=span.lasts())
 
 
-def _draw_partition(span: Span) -> Fault:
+def _draw_partition(span: Span) -> FaultKind:
     shapes = (
         "one",
         "pair",
@@ -267,7 +267,7 @@ def _draw_partition(span: Span) -> Fault:
     return msgspec.structs.replace(fault, shape=span.of((*shapes, "isolate-agent"), "shape"))
 
 
-def _draw_crash(span: Span) -> Fault:
+def _draw_crash(span: Span) -> FaultKind:
     """Draw a crash. Half of the crashes happen at a given time. A rolling crash is drawn only if there is time for all hosts."""
     after = span.back_after()
     match span.between(0, 7, "style"):
@@ -289,15 +289,15 @@ def _draw_crash(span: Span) -> Fault:
             return CrashFault(at=span.at, restart_after=span.restart_delay_or_never())
 
 
-def _draw_capture(span: Span) -> Fault:
+def _draw_capture(span: Span) -> FaultKind:
     return CaptureFault(at=span.at, hit=span.between(1, 12, "hit"), times=span.of((1, 1, 1, 3), "times"))
 
 
-def _draw_pause(span: Span) -> Fault:
+def _draw_pause(span: Span) -> FaultKind:
     return PauseFault(at=span.at, lasts=span.lasts())
 
 
-def _draw_hang(span: Span) -> Fault:
+def _draw_hang(span: Span) -> FaultKind:
     """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host without progress."""
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
@@ -307,7 +307,7 @@ def _draw_hang(span: Span) -> Fault:
     return msgspec.structs.replace(fault, what="loop") if is_blocked else fault
 
 
-def _draw_disk(span: Span) -> Fault:
+def _draw_disk(span: Span) -> FaultKind:
     modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
     mode = span.of(modes, "mode")
     fault = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.restart_delay_or_never())
@@ -317,25 +317,25 @@ def _draw_disk(span: Span) -> Fault:
     return msgspec.structs.replace(fault, mode=mode, host=host)
 
 
-def _draw_clock(span: Span) -> Fault:
+def _draw_clock(span: Span) -> FaultKind:
     sign = span.of(("", "-"), "sign")
     skew = sign + span.dice.duration(MS, 3600 * S, *span.key("skew"))
     return ClockFault(at=span.at, lasts=span.lasts(), skew=skew, drift_ppm=span.of((0, 500, -500, 100_000), "drift"))
 
 
-def _draw_coordinator(span: Span) -> Fault:
+def _draw_coordinator(span: Span) -> FaultKind:
     kind = span.of(("kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"), "kind")
     lasts = "" if kind != "unknown-outcome" and span.one_in(8, "never") else span.lasts()
     fault = CoordinatorFault(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
     return msgspec.structs.replace(fault, kind=kind)
 
 
-def _draw_membership(span: Span) -> Fault:
+def _draw_membership(span: Span) -> FaultKind:
     fault = MembershipFault(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
     return msgspec.structs.replace(fault, kind=span.of(("leave", "join"), "kind"))
 
 
-FAULT_GENERATORS: Mapping[str, Callable[[Span], Fault]] = {
+FAULT_GENERATORS: Mapping[str, Callable[[Span], FaultKind]] = {
     "delay": _draw_delay_word,
     "slow": _draw_slow,
     "loss": _draw_loss,
@@ -761,7 +761,7 @@ def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
 
-def _fault_of(kind: str, word: Fault) -> FaultPart:
+def _fault_of(kind: str, word: FaultKind) -> FaultPart:
     return msgspec.structs.replace(FaultPart(), **{kind: word})
 
 

@@ -19,7 +19,7 @@ from snapline.sim.faults.fault_kinds import (
     CrashFault,
     DelayFault,
     DiskFault,
-    Fault,
+    FaultKind,
     HangFault,
     HostFault,
     LastingFault,
@@ -38,7 +38,7 @@ from snapline.sim.search.swarm import BUILT_IN, draw
 MS = 1_000_000
 
 
-def scenario_of(*words: Fault, hosts: int = 3, coordinators: int = 3, keep_epochs: int = 3) -> Scenario:
+def scenario_of(*words: FaultKind, hosts: int = 3, coordinators: int = 3, keep_epochs: int = 3) -> Scenario:
     names = {
         type(word): name for name in FAULT_KINDS for word in words if word.__class__.__name__.lower() == f"{name}fault"
     }
@@ -145,7 +145,7 @@ lasting = st.integers(1, 12).map(lambda place: format_duration(place * 100 * MS)
 hosts = st.sampled_from(["h1", "h2", "*"])
 node_pairs = st.sampled_from([["h1", "h2"], ["h2", "h1"], ["h1", "c1"]])
 
-overlapping_words: st.SearchStrategy[Fault] = st.one_of(
+overlapping_words: st.SearchStrategy[FaultKind] = st.one_of(
     st.builds(ClogFault, at=times, lasts=lasting, between=node_pairs),
     st.builds(
         PartitionFault, at=times, lasts=lasting, shape=st.just("isolate-host"), host=st.sampled_from(["h1", "h2"])
@@ -167,12 +167,12 @@ overlapping = st.lists(overlapping_words, min_size=1, max_size=6)
 OfHost = TypeVar("OfHost", bound=HostFault)
 
 
-def end_ns(word: Fault) -> int:
+def end_ns(word: FaultKind) -> int:
     assert isinstance(word, LastingFault | CoordinatorFault)
     return word.at_ns + duration_ns(word.lasts)
 
 
-def expected(words: list[Fault], t_ns: int, executor: FakeExecutor) -> dict[str, object]:
+def expected(words: list[FaultKind], t_ns: int, executor: FakeExecutor) -> dict[str, object]:
     """What is wrong at that time, from begins and durations alone."""
     under_way = [word for word in words if word.at_ns <= t_ns < end_ns(word)]
     nodes = executor.hosts + executor.coordinators
@@ -231,7 +231,7 @@ def seen(executor: FakeExecutor) -> dict[str, object]:
     }
 
 
-def is_as_on_paper(words: list[Fault]) -> bool:
+def is_as_on_paper(words: list[FaultKind]) -> bool:
     scenario = scenario_of(*words)
     executor = FakeExecutor(scenario, RandomChoices(0))
     schedule(scenario, executor)
@@ -244,7 +244,7 @@ def is_as_on_paper(words: list[Fault]) -> bool:
 
 
 @given(overlapping)
-def test_overlapping_faults_compose(words: list[Fault]) -> None:
+def test_overlapping_faults_compose(words: list[FaultKind]) -> None:
     assert is_as_on_paper(words)
 
 
@@ -282,7 +282,7 @@ def test_books_that_do_not_count_are_found(
 ) -> None:
     monkeypatch.setattr(Conditions, method, mutant)
 
-    def is_found(words: list[Fault]) -> bool:
+    def is_found(words: list[FaultKind]) -> bool:
         try:
             return not is_as_on_paper(words)
         except (KeyError, ValueError):
@@ -347,7 +347,9 @@ def test_rolling_crashes_never_overlap() -> None:
         (DiskFault(mode="eio", failpoint="store.pack.synced"), ("store.pack.synced", 1, "error", 0)),
     ],
 )
-def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(word: Fault, armed: tuple[object, ...]) -> None:
+def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(
+    word: FaultKind, armed: tuple[object, ...]
+) -> None:
     scenario = scenario_of(word)
     executor = FakeExecutor(scenario, RandomChoices(0))
     assert schedule(scenario, executor) == scenario.run.until_ns
