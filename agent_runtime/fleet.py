@@ -24,10 +24,9 @@ from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.declared_values import check_declared, difference, survives_round_trip
-from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.encoder import StateEncoder, explain
+from snapline.storage.capture.encoder import check as check_sharing
 from snapline.storage.capture.image import ArenaPool, ChunkTable
-from snapline.storage.capture.unsupported_state import check as check_sharing
-from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.disk.record import Buffer
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 

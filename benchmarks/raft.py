@@ -44,9 +44,8 @@ from pysyncobj import SyncObj, replicated  # type: ignore[import-untyped]  # the
 
 from snapline.channels.grpc_link import keep_freed_memory
 from snapline.channels.servers import server_options
-from snapline.coordinator.raft.proposals import Committed
-from snapline.coordinator.raft.pysyncobj_settings import TICK_S, raft_configuration
-from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.raft.pysyncobj_adapter import TICK_S, raft_configuration
+from snapline.coordinator.raft.raft_driver import Committed, Replica, ReplicaOptions
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

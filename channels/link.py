@@ -300,7 +300,7 @@ class LinkCore:
             floor = self.begun if self.floor is None else self.floor
             hello = self.identity.hello(self.attempt, self._in.received, floor)
             return [WriteFrame(self._make_frame(now_ns, hello))]
-        if self._phase is not _ESTABLISHED:
+        if not self.is_established:
             return []
         batch = self._out.take(self._grant_bytes)
         if batch is not None:
@@ -458,7 +458,7 @@ class LinkCore:
 
     def _report_end(self) -> list[Command]:
         """Report the end once per established stream; the end is clean and permanent if both sides sent Bye."""
-        if self._phase is not _ESTABLISHED:
+        if not self.is_established:
             return []
         self._is_over = self._is_bye_sent and self._is_bye_received
         return [ReportEnded(is_clean=self._is_over)]
@@ -466,7 +466,7 @@ class LinkCore:
     def _on_timer_fired(self, now_ns: int) -> list[Command]:
         if self._phase is _OPENING and now_ns >= self._opened_ns + HELLO_NS:
             return self._close(f"no Hello of {self.identity.peer} for 2 s")
-        if self._phase is not _ESTABLISHED:
+        if not self.is_established:
             return []
         if now_ns >= self._written_ns + HEARTBEAT_NS:
             self._is_heartbeat_due = True

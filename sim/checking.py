@@ -29,7 +29,7 @@ from snapline.sim.faults.fault_kinds import duration_ns, format_duration
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
-    WORDS,
+    FAULT_KINDS,
     ClientsPart,
     DelayPart,
     FleetPart,
@@ -307,11 +307,11 @@ def template_of(faults: Faults) -> Scenario:
         case str() if faults in BUILT_IN:
             return BUILT_IN[faults]
         case str():
-            raise UsageError(f"faults is {faults!r}: use {', '.join(BUILT_IN)}, or a list of {', '.join(WORDS)}")
+            raise UsageError(f"faults is {faults!r}: use {', '.join(BUILT_IN)}, or a list of {', '.join(FAULT_KINDS)}")
         case _:
-            unknown = [word for word in faults if word not in WORDS]
+            unknown = [word for word in faults if word not in FAULT_KINDS]
             if unknown:
-                raise UsageError(f"faults holds {unknown[0]!r}: use {', '.join(WORDS)}")
+                raise UsageError(f"faults holds {unknown[0]!r}: use {', '.join(FAULT_KINDS)}")
             return Scenario(swarm=SwarmPart(faults=list(faults), steps=False) if faults else SwarmPart(faults_max=0))
 
 

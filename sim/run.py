@@ -207,7 +207,7 @@ class Watch:
                 is_released=world.is_released(),
             )
             world.check_outputs()
-            shared.workload.was_rolled_back = shared.judge.books.inputs.has_fallen_back
+            shared.workload.was_rolled_back = shared.judge.ground_truth.inputs.has_fallen_back
             finding = shared.workload.check_end(states) if shared.workload.ends else None
             if finding:
                 shared.say("workload", "G3", finding)
@@ -222,7 +222,7 @@ class Watch:
         result.waypoints = shared.journal.waypoints
         result.journal = shared.journal.window
         result.events = shared.kernel.events
-        result.messages = shared.judge.books.messages
+        result.messages = shared.judge.ground_truth.messages
         result.virtual_ns = shared.kernel.now_ns
         result.probes = dict(shared.judge.probes.hits)
         result.faults = list(world.executor.faults)
@@ -294,5 +294,5 @@ def metrics_of(world: World) -> dict[str, float]:
     metrics["store_bytes"] = shared.stores.disk.used_bytes()
     if world.pending_work.finished_ns:
         metrics["finish_s"] = world.pending_work.finished_ns / 1e9
-        metrics["throughput_per_s"] = shared.judge.books.messages / metrics["finish_s"]
+        metrics["throughput_per_s"] = shared.judge.ground_truth.messages / metrics["finish_s"]
     return metrics

@@ -25,6 +25,7 @@ from typing import Annotated, Literal, TypeGuard, get_args, get_origin
 import msgspec
 
 from snapline.errors import UsageError
+from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.sim.faults.fault_kinds import (
     FAILPOINTS,
@@ -40,6 +41,7 @@ from snapline.sim.faults.fault_kinds import (
     DelayFault,
     DiskFault,
     Duration,
+    FaultKind,
     HangFault,
     HoldFault,
     LossFault,
@@ -50,7 +52,6 @@ from snapline.sim.faults.fault_kinds import (
     ResetFault,
     SlowFault,
     SwizzleFault,
-    Word,
     duration_ns,
     format_duration,
 )
@@ -58,9 +59,9 @@ from snapline.sim.world.product_patches import LIMITS
 from snapline.storage.retention.epoch_retention import parse_policy
 
 __all__ = [
+    "FAULT_KINDS",
     "PATTERN_NAMES",
     "SCHEMA",
-    "WORDS",
     "DelayPart",
     "FaultPart",
     "FleetPart",
@@ -112,8 +113,6 @@ PATTERN_NAMES = (
 
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
-HOSTS_MAX = 1000
-"""Maximum number of hosts. Every pair of hosts has a link, so a typing error must not create a billion links."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 PerMille = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -320,7 +319,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     membership: MembershipFault | None = None
 
     @property
-    def word(self) -> Word:
+    def word(self) -> FaultKind:
         """Return the fault that is set."""
         return next(word for _, word in self.words())
 
@@ -329,14 +328,14 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
         """Return the kind of the fault, such as "crash"."""
         return next(name for name, _ in self.words())
 
-    def words(self) -> Iterator[tuple[str, Word]]:
+    def words(self) -> Iterator[tuple[str, FaultKind]]:
         for name in self.__struct_fields__:
             word = getattr(self, name)
             if word is not None:
                 yield name, word
 
 
-WORDS = FaultPart.__struct_fields__
+FAULT_KINDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
@@ -467,7 +466,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
                 yield f"{path}.{names[0]}{problem}"
         else:
             finding = f"has the words {' and '.join(names)}" if names else "has no word"
-            yield f"{path} {finding}: each [[fault]] has exactly one of {', '.join(WORDS)}"
+            yield f"{path} {finding}: each [[fault]] has exactly one of {', '.join(FAULT_KINDS)}"
 
 
 def _part_problems(scenario: Scenario) -> Iterator[str]:
@@ -492,13 +491,13 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
     known = tuple(f"{sender}>{receiver}" for sender in nodes for receiver in nodes if sender != receiver)
     yield from _unknown("network.paths", scenario.network.paths, known)
     if scenario.swarm is not None:
-        yield from _unknown("swarm.faults", scenario.swarm.faults, WORDS)
-        yield from _unknown("swarm.always", scenario.swarm.always, WORDS)
+        yield from _unknown("swarm.faults", scenario.swarm.faults, FAULT_KINDS)
+        yield from _unknown("swarm.always", scenario.swarm.always, FAULT_KINDS)
         yield from _unknown("swarm.protocols", scenario.swarm.protocols, PROTOCOLS)
         yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
 
 
-def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
+def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
     """Yield descriptions of problems of a fault; each begins with "." and a key, or with a space."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
@@ -511,7 +510,7 @@ def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
         yield f" is over at {over}, after liveness.heal {heal}: raise liveness.heal"
 
 
-def _name_problems(scenario: Scenario, word: Word) -> Iterator[str]:
+def _name_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
     """Yield descriptions of names that belong to no node."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():

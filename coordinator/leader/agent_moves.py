@@ -30,7 +30,7 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSes
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
-from snapline.coordinator.state.placement import place
+from snapline.coordinator.state.operation_rules import place
 from snapline.messages.status import Concern
 
 REASON = "move"
@@ -200,7 +200,7 @@ class _Measure(msgspec.Struct):
     latest: _Mark
 
 
-class Loads:
+class HostLoads:
     """Measured load of hosts. Volatile: the next leader measures again."""
 
     def __init__(self, shared: LeaderState) -> None:

@@ -13,7 +13,7 @@ callers. After every event each part compares the state with its own work, in th
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
     modes/        how epochs are made: the fleet's protocol chooses the mode; in logged fleets the recovery line
-    plans         starting and recovering: `recovery_plans.py`, `restores.py`, `agent_moves.py`
+    plans         starting and recovering: `recovery_plans.py`, `agent_moves.py`
     epochs/       open epochs, their end, triggers, retention
     this folder   requests of hosts, concerns, the stop condition, the shutdown
 
@@ -33,6 +33,12 @@ The caller's duties:
 2. Execute commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
 3. Apply an operation to `state` before handing in its `ProposalEnded`.
+
+*Requests of hosts* between epochs create, retire or locate agents, and open a log for inputs. The checkpoint mode decides when an agent that has stopped may leave.
+
+The host numbers its requests, so a repeated request is applied once: (run of the host, action, number) is the request id in the log.
+Locations are read from the state without a proposal. A stale answer does no harm: a host refuses messages to an agent that it does
+not run, and the next answer is newer.
 """
 
 from dataclasses import dataclass
@@ -40,13 +46,14 @@ from functools import partial
 
 import msgspec
 
-from snapline.coordinator.leader.agent_moves import Loads, Moves
+from snapline.coordinator.leader.agent_moves import HostLoads, Moves
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention, Triggers
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.publishing import RefPublisher, Releases, Snapshots
 from snapline.coordinator.leader.epochs.store_watch import Period, StoreCondition, StoreWatch
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
+    CloseStream,
     Command,
     CoordinatorStopRequested,
     EndHostRequested,
@@ -74,10 +81,9 @@ from snapline.coordinator.leader.events import (
     TimerFired,
 )
 from snapline.coordinator.leader.fleet_end import Departures, Quiescence, Shutdown, StopQuestion
-from snapline.coordinator.leader.host_requests import Requests
 from snapline.coordinator.leader.hosts.admission import Admission, Definition
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector, HostRemoval
-from snapline.coordinator.leader.hosts.host_sessions import HostSessions
+from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.hosts.partitions import Partitions, StandbyHosts
 from snapline.coordinator.leader.leader_concerns import (
     Concerns,
@@ -90,18 +96,20 @@ from snapline.coordinator.leader.leader_concerns import (
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, LeaderState, Proposal
 from snapline.coordinator.leader.modes.autonomous_epochs import Autonomous, Freezing
-from snapline.coordinator.leader.modes.checkpoint_modes import Leaving, LineEpochs, ModeChoice
+from snapline.coordinator.leader.modes.checkpoint_modes import LineEpochs, ModeChoice, PendingRemovals
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.modes.koo_toueg_epochs import KooToueg, Rounds
-from snapline.coordinator.leader.modes.recovery_line import Lines, RecoveryQueries
-from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans
-from snapline.coordinator.leader.restores import Restores, Rollbacks
+from snapline.coordinator.leader.modes.koo_toueg_epochs import CheckpointRounds, KooToueg
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines, RecoveryQueries
+from snapline.coordinator.leader.recovery_plans import LineCheck, PlanAnswers, Plans, Restores, Rollbacks
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
+from snapline.coordinator.state.fleet_records import OVER, RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.host_messages import (
     AgentFailed,
+    AgentRetired,
     AgentsFrozen,
+    AgentsLocated,
+    AgentsReserved,
     CheckpointsAnswered,
     CheckpointsStored,
     Directive,
@@ -113,6 +121,7 @@ from snapline.messages.host_messages import (
     Join,
     Leave,
     LocateAgents,
+    LogOpened,
     NumbersReported,
     OpenLog,
     PeerSuspected,
@@ -129,6 +138,101 @@ from snapline.messages.host_messages import (
     WantRollback,
 )
 from snapline.messages.status import Concern
+from snapline.storage.log.log_record import LogName
+
+BATCH_BYTES_MAX = 48 * 1024
+"""Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""
+
+
+class HostRequests:
+    """Handles requests of hosts between epochs."""
+
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
+        self._shared = shared
+        self._host_sessions = host_sessions
+        self._modes = modes
+
+    def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
+        """Handle a host's request, which may be repeated."""
+        if isinstance(message, LocateAgents):
+            self._shared.send((session.id,), self._locate(message))
+            return
+        kind: op.Kind
+        if isinstance(message, ReserveAgents):
+            names = tuple([x.agent for x in message.agents])
+            kinds = tuple([x.kind for x in message.agents])
+            if sum(len(x.encode()) + 4 for x in names + kinds) > BATCH_BYTES_MAX:
+                reason = f"{len(names)} agents are too many for one request"
+                self._shared.send((session.id,), AgentsReserved(message.request, refused=reason))
+                return
+            action, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
+        else:
+            removal = self._modes.mode.retire(session, message)
+            if removal is None:
+                return
+            action, kind = "retire", removal
+        if self._shared.is_full:
+            self._shared.note("error", f"host {session.host} asks for too much at once")
+            self._shared.out.append(CloseStream(session.id))
+            self._host_sessions.on_closed(session.id)
+            return
+        client = f"{session.host}.{session.start}.{action}"
+        self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
+
+    def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
+        """Handle the request of a host to open its log; the request may be repeated."""
+        kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
+        self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
+
+    def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
+        """Allow the log unless the request was refused, for example because the plan has ended.
+
+        In that case the host receives the next plan.
+        """
+        session = self._host_sessions.session_of(kind.host)
+        if session is not None and session.start == kind.host_start and not result.is_refused:
+            certify, log = self._shared.options.certify, LogName(kind.plan, kind.host, kind.host_start)
+            certificate = certify(log, kind.key) if certify is not None and kind.key else b""
+            self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
+
+    def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
+        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/checkpoint_modes.py`.
+
+        A lost host may return before the next plan. The host gets no answer to requests that were refused because the
+        plan was over (OVER). Its agents may survive with their live states, and for them a refused creation would be
+        lost permanently.
+        """
+        kind = proposal.kind
+        assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
+        session = self._host_sessions.session_of(kind.host)
+        is_own = proposal.client == self._shared.options.client
+        if session is None or session.start != kind.host_start or is_own or result.status == OVER:
+            return
+        refused = (result.reason or "refused") if result.is_refused else ""
+        answer: Directive
+        if isinstance(kind, op.CreateAgents):
+            agents = self._shared.state.image.agents
+            if not refused and not all(agent in agents for agent in kind.agents):
+                return  # A newer plan has removed these agents. A host without that plan would create agents that the state does not have.
+            ordinals = () if refused else tuple([agents[agent].ordinal for agent in kind.agents])
+            answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
+        else:
+            answer = AgentRetired(proposal.sequence, result.epochs, refused)
+        self._shared.send((session.id,), answer)
+
+    def _locate(self, message: LocateAgents) -> AgentsLocated:
+        agents = self._shared.state.image.agents
+        hosts: list[str] = []
+        incarnations: list[int] = []
+        ordinals: list[int] = []
+        for agent in message.agents:
+            record = agents.get(agent)
+            is_here = record is not None and record.left_plan is None
+            hosts.append(record.host if record is not None and is_here else "")
+            incarnations.append(record.incarnation if record is not None and is_here else 0)
+            ordinals.append(record.ordinal if record is not None and is_here else 0)
+        return AgentsLocated(message.request, message.agents, tuple(hosts), tuple(incarnations), tuple(ordinals))
+
 
 TICK_NS = SECOND_NS // 10
 """Interval of the timer, in nanoseconds: the longest delay in noticing a time-out."""
@@ -457,21 +561,21 @@ class Parts:
     # checkpoint modes
     modes: ModeChoice
     coordinated: Coordinated
-    lines: Lines
+    lines: RecoveryLines
     line_epochs: LineEpochs
     freezing: Freezing
-    rounds: Rounds
-    leaving: Leaving
+    rounds: CheckpointRounds
+    leaving: PendingRemovals
     # recoveries
     line_check: LineCheck
     answers: PlanAnswers
     restores: Restores
     moves: Moves
-    loads: Loads
+    loads: HostLoads
     rollbacks: Rollbacks
     plans: Plans
     # requests of hosts and tools
-    requests: Requests
+    requests: HostRequests
     questions: RecoveryQueries
     stop_question: StopQuestion
     quiescence: Quiescence
@@ -509,12 +613,12 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     shared = LeaderState(state, options)
     host_sessions, standby_hosts = HostSessions(shared), StandbyHosts(shared)
     period, snapshots = Period(shared), Snapshots(shared)
-    lines, store = Lines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
+    lines, store = RecoveryLines(shared, host_sessions), StoreWatch(shared, host_sessions, period)
     open_epochs = OpenEpochs(shared, store)
     publisher = RefPublisher(shared, host_sessions, snapshots, store, lines)
     releases = Releases(shared, host_sessions, publisher, store)
-    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), Rounds(shared, host_sessions, lines)
-    leaving, line_epochs = Leaving(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
+    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), CheckpointRounds(shared, host_sessions, lines)
+    leaving, line_epochs = PendingRemovals(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
     coordinated = Coordinated(shared, host_sessions, open_epochs)
     modes = ModeChoice(
         state,
@@ -523,7 +627,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
     )
     quiescence = Quiescence(shared, host_sessions)
-    moves, loads = Moves(shared, host_sessions, quiescence), Loads(shared)
+    moves, loads = Moves(shared, host_sessions, quiescence), HostLoads(shared)
     stop_question = StopQuestion(shared, host_sessions, publisher, quiescence)
     departures = Departures(shared, host_sessions, publisher, quiescence)
     triggers = Triggers(
@@ -565,7 +669,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         plans=Plans(
             shared, host_sessions, lines, modes, triggers, line_check, answers, standby_hosts, restores, moves, loads
         ),
-        requests=Requests(shared, host_sessions, modes),
+        requests=HostRequests(shared, host_sessions, modes),
         questions=RecoveryQueries(shared, host_sessions, lines),
         stop_question=stop_question,
         quiescence=quiescence,

@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.coordinator.state.fleet_records import ProposalOutcome
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor
 from snapline.coordinator.state.operations import Kind
 from snapline.messages.host_messages import Directive, HostMessage, ReportedPack, TurnDeath
 

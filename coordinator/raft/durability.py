@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from snapline.failpoints import failpoint
+from snapline.folders import sync_folder
 
 FAIL_STOP_EXIT_CODE = 12
 """Exit code of a fail-stop, so that supervisors and tests can recognise it."""
@@ -54,15 +55,6 @@ def make_folder(path: Path) -> None:
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:

@@ -52,9 +52,10 @@ from typing import NoReturn, overload
 import msgspec
 from pysyncobj.journal import Journal  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.coordinator.raft.durability import fail_stop, make_folder, sync_folder
+from snapline.coordinator.raft.durability import fail_stop, make_folder
 from snapline.errors import LogError, UsageError
 from snapline.failpoints import failpoint
+from snapline.folders import sync_folder
 
 Entry = tuple[bytes, int, int]
 """Log entry (command, index, term), as in pysyncobj."""

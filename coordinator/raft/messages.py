@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX
+from snapline.coordinator.raft.pysyncobj_adapter import ENTRY_BYTES_MAX
 from snapline.errors import ProtocolError, UsageError
 from snapline.protos.v1 import raft_pb2 as pb
 

@@ -50,14 +50,16 @@ from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.journal import ADVICE, SqliteJournal
 from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
-from snapline.coordinator.raft.pysyncobj_hooks import (
+from snapline.coordinator.raft.pysyncobj_adapter import (
+    ENTRY_BYTES_MAX,
+    JOURNAL_BYTES_MAX,
+    RaftNode,
     WakeUp,
     check_release,
     drop_false_alarms,
     forbid_pickle,
     replaced_storage,
 )
-from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX, RaftNode
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
 from snapline.storage.disk.store_files import LogMark
 

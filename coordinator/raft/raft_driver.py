@@ -19,10 +19,14 @@ arrives while a barrier is in flight waits for the next barrier, since the first
 
 *Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
 memory may be corrupt.
+
+An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
+time-out, since the callback may never fire.
 """
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -38,23 +42,152 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-unt
 from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import Machine, SafeSyncObj
-from snapline.coordinator.raft.proposals import (
-    Counters,
-    Outcome,
-    Pending,
-    Rejected,
-    Unknown,
-    outcome_of,
-    settle,
-    settle_error,
-)
-from snapline.coordinator.raft.pysyncobj_settings import TICK_S, RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import TICK_S, RaftNode, raft_configuration
 from snapline.coordinator.raft.raft_streams import Inbox, PeerStreams, call_soon
 from snapline.coordinator.raft.transport import GrpcTransport
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.ids import check_id
 from snapline.messages.status import ReplicaStatus, Standing
 from snapline.security.transport import Security
+from snapline.telemetry.metrics import Distribution
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """Outcome: the entry is in the log permanently, and applied on this replica."""
+
+    result: object
+    """Return value of the machine's `apply` on this replica."""
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """Outcome: the entry is not in the log, and this attempt will not add it."""
+
+    reason: str
+
+
+class Unknown(msgspec.Struct, frozen=True, gc=False):
+    """Outcome: the entry may be in the log, now or later. The caller proposes the same request again; the state recognises repetitions."""
+
+    reason: str
+
+
+Outcome = Committed | Rejected | Unknown
+
+_REJECTED = {
+    FAIL_REASON.QUEUE_FULL: "too many proposals wait",
+    FAIL_REASON.MISSING_LEADER: "there is no leader",
+    FAIL_REASON.DISCARDED: "another entry took its place",
+    FAIL_REASON.NOT_LEADER: "the leader has changed",
+    FAIL_REASON.REQUEST_DENIED: "the leader refuses it",
+}
+
+_UNKNOWN = {
+    FAIL_REASON.LEADER_CHANGED: "the leader changed, or the connection to it broke, before it answered",
+    FAIL_REASON.UNKNOWN_OUTCOME: "its place in the log was passed before its answer came",
+}
+
+
+def outcome_of(result: object, code: int | None) -> Outcome:
+    """Translate the arguments of the library's callback into an outcome. Only codes that mean "not appended" are rejections."""
+    if code == FAIL_REASON.SUCCESS:
+        return Committed(result)
+    reason = _REJECTED.get(code)
+    if reason is not None:
+        return Rejected(reason)
+    return Unknown(_UNKNOWN.get(code, f"the library answered {code}"))
+
+
+ValueT = TypeVar("ValueT")
+
+
+class Pending:
+    """Futures of one event loop that receive the outcome of their proposal, or *unknown* after a time-out.
+
+    All futures share one timer, because a timer for each would be a seventh of a proposal's cost.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._deadlines: dict[asyncio.Future[Outcome], tuple[float, float]] = {}
+        """Future → (deadline by the loop's time, time-out), in seconds."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
+        """Return a future for one more proposal. The caller must `discard` the future once it has its outcome."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        at_s = self._loop.time() + timeout_s
+        self._deadlines[future] = at_s, timeout_s
+        if at_s < self._timer_s:
+            self._set_timer(at_s)
+        return future
+
+    def discard(self, future: "asyncio.Future[Outcome]") -> None:
+        """Stop waiting for a future."""
+        del self._deadlines[future]
+
+    def give_up(self, reason: str) -> None:
+        """Settle all futures as unknown."""
+        for future in self._deadlines:
+            settle(future, Unknown(reason))
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = self._loop.call_at(at_s, self._look), at_s
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        for future, (at_s, timeout_s) in self._deadlines.items():
+            if at_s <= now_s:
+                settle(future, Unknown(f"no answer within {timeout_s} s"))
+        self._timer, self._timer_s = None, math.inf
+        next_s = min([at_s for at_s, _ in self._deadlines.values() if at_s > now_s], default=math.inf)
+        if next_s < math.inf:
+            self._set_timer(next_s)
+
+
+def settle(future: "asyncio.Future[ValueT]", value: ValueT) -> None:
+    """Set a future's result, unless it is done or cancelled."""
+    if not future.done():
+        future.set_result(value)
+
+
+def settle_error(future: "asyncio.Future[ValueT]", error: BaseException) -> None:
+    """Set a future's exception, unless it is done or cancelled."""
+    if not future.done():
+        future.set_exception(error)
+
+
+LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of the buckets of commit latency; the last bucket has none."""
+
+
+class Counters:
+    """Counters of one replica since its start. `commits_s`: durations of commits, in seconds."""
+
+    def __init__(self) -> None:
+        self.proposals = self.committed = self.rejected = self.unknown = 0
+        self.barriers = self.reads = 0
+        self.ticks = self.tick_errors = 0
+        self.tick_s_max = 0.0
+        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay below the election time-out."""
+        self.leader_changes = 0
+        self.commits_s = Distribution(LATENCY_BUCKETS_S)
+
+    def count_outcome(self, outcome: Outcome, took_s: float) -> None:
+        match outcome:
+            case Committed():
+                self.committed += 1
+                self.commits_s.observe(took_s)
+            case Rejected():
+                self.rejected += 1
+            case Unknown():
+                self.unknown += 1
+
 
 _log = logging.getLogger("snapline.coordinator.raft")
 

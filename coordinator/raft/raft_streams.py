@@ -39,7 +39,7 @@ import grpc
 import grpc.aio
 
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import raft_pb2
 from snapline.security.dial_back import METHOD as CONFIRM

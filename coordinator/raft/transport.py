@@ -25,7 +25,7 @@ from pysyncobj.poller import POLL_EVENT_TYPE  # type: ignore[import-untyped]  # 
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as above
 
 from snapline.coordinator.raft.messages import Message, encode_message
-from snapline.coordinator.raft.pysyncobj_settings import HEARTBEAT_S, RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import HEARTBEAT_S, RaftNode
 from snapline.coordinator.raft.raft_streams import IncomingStream, OutgoingStream, PeerStreams
 
 _log = logging.getLogger("snapline.coordinator.raft")

@@ -54,7 +54,7 @@ from typing import NoReturn
 import msgspec
 
 from snapline.coordinator.raft.dump import DumpFile
-from snapline.coordinator.raft.durability import make_folder, replace_durably, sync_folder
+from snapline.coordinator.raft.durability import make_folder, replace_durably
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
@@ -76,6 +76,7 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, LogError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
+from snapline.folders import sync_folder
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import CHECKPOINTS, manifest_path, parse_pack_path
 from snapline.storage.disk.record import canonical, seal, unseal

@@ -1,10 +1,18 @@
-"""Answers to tool requests about the fleet, computed from the replicated state: recovery line, recovery history, agents' locations."""
+"""Answers to tool requests about the fleet, computed from the replicated state: recovery lines, histories, and agents' locations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from snapline.coordinator.leader.events import AnswerLine, Cost, RecoveryLineResult
-from snapline.coordinator.state.fleet_records import ALIVE, LOST, RECOVERING, AgentRecord, PlanRecord
+from snapline.coordinator.state.fleet_records import (
+    ALIVE,
+    LOST,
+    RECOVERING,
+    AgentRecord,
+    EpochEnd,
+    PartTimes,
+    PlanRecord,
+)
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError
 from snapline.ids import HOST_PREFIX
@@ -20,6 +28,8 @@ from snapline.messages.answers import (
     LocateReply,
     PastRecovery,
     RecoveryHistoryReply,
+    Rows,
+    document,
 )
 from snapline.messages.status import ForkedFrom
 
@@ -190,3 +200,63 @@ def utc(now_ns: int) -> str:
     """Format a wall-clock time as RFC 3339 in UTC, with milliseconds."""
     moment = datetime.fromtimestamp(now_ns / 1e9, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+NS, DIGITS = 1e9, 6
+
+
+def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
+    """Return the newest ended epochs, oldest first.
+
+    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
+    """
+    image = state.image
+    rows = [_epoch_row(end, state) for end in image.ends]
+    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
+
+
+def _epoch_row(end: EpochEnd, state: FleetView) -> Rows:
+    account = end.account
+    return {
+        "epoch": end.epoch,
+        "status": _epoch_status(end, state),
+        "plan": end.plan,
+        "trigger": end.trigger,
+        "begun_s": end.begun_ns / NS,
+        "took_s": _seconds(max(0, end.ended_ns - end.begun_ns)),
+        "reason": end.reason,
+        "state_bytes": end.state_bytes if end.is_complete else None,
+        "channel_state_bytes": end.channel_state_bytes if end.is_complete else None,
+        "channel_state_messages": end.channel_state_messages if end.is_complete else None,
+        "new_bytes": None if account is None else account.new_bytes,
+        "reports": None if account is None else account.reports,
+        "last": None if account is None else _part_times(account.last),
+        "late": None if account is None else _part_times(account.late),
+    }
+
+
+def _epoch_status(end: EpochEnd, state: FleetView) -> str:
+    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
+    if not end.is_complete:
+        return "aborted"
+    record = state.image.epochs.get(end.epoch)
+    return "forgotten" if record is None else record.status
+
+
+def _part_times(times: PartTimes | None) -> Rows | None:
+    if times is None:
+        return None
+    is_known = any((times.agent, times.start_delay_ns, times.capture_ns, times.alignment_ns, times.store_ns))
+    return {
+        "host": times.host,
+        "agent": times.agent,
+        "after_s": _seconds(times.after_ns),
+        "start_delay_s": _seconds(times.start_delay_ns) if is_known else None,
+        "capture_s": _seconds(times.capture_ns) if is_known else None,
+        "alignment_s": _seconds(times.alignment_ns) if is_known else None,
+        "store_s": _seconds(times.store_ns) if is_known else None,
+    }
+
+
+def _seconds(time_ns: int) -> float:
+    return round(time_ns / NS, DIGITS)

@@ -7,6 +7,10 @@ the state has changed. Its messages to hosts follow from committed operations, a
 
 `LeaderRunner` is the environment of the leader's driver (`leader_driver.py`) in production: it provides the streams of hosts, the
 requests of tools, the log, the store's threads and the clock.
+
+*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). One replica and several replicas use the same code. The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
+everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
+proposer gets the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no lock.
 """
 
 import asyncio
@@ -15,19 +19,101 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore, LeaderStatus
+from snapline.coordinator.raft import raft_driver
 from snapline.coordinator.raft.raft_driver import RaftDriver
 from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
-from snapline.coordinator.service.replicated import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
-from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import CoordinatorUnavailableError, LogError, SnaplineError, UsageError
 from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.status import Standing
 from snapline.messages.wire import encode_directive
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class MirroredMachine:
+    """The state machine that Raft drives, and its mirror on the loop.
+
+    Attributes:
+        state: the mirror; read it on the event loop only. The attribute always refers to the same object.
+    """
+
+    def __init__(self) -> None:
+        self.state = FleetState()
+        self._own = FleetState()
+        self._post: Post = lambda _: None
+
+    def post_with(self, post: Post) -> None:
+        """Set the function that posts calls to the loop, in order. Call it before the replica starts."""
+        self._post = post
+
+    # ---- on the tick thread ---------------------------------------------------------------------------------------
+
+    def apply(self, entry: bytes) -> OperationResult:
+        """Apply one committed entry. Raises LogError if the entry is not an operation; then the process must end."""
+        result = self._own.apply(decode_operation(entry))
+        self._post(partial(self._follow, entry))
+        return result
+
+    def freeze(self) -> bytes:
+        """Return the whole state as bytes."""
+        return self._own.freeze()
+
+    def restore(self, image: bytes) -> None:
+        """Replace the state by one from a dump of this replica or of the leader."""
+        self._own = FleetState.restore(image)
+        self._post(partial(self._take, image))
+
+    # ---- on the loop ----------------------------------------------------------------------------------------------
+
+    def _follow(self, entry: bytes) -> None:
+        self.state.apply(decode_operation(entry))
+
+    def _take(self, image: bytes) -> None:
+        self.state.image = FleetState.restore(image).image
+
+
+class RaftLog:
+    """Log to which a leader proposes operations.
+
+    A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
+    """
+
+    def __init__(self, driver: RaftDriver) -> None:
+        self._driver = driver
+
+    async def propose(self, entry: bytes) -> ProposalOutcome:
+        """Commit and apply `entry`; see `ReplicatedLog`."""
+        outcome = await self._driver.propose(entry)
+        match outcome:
+            case raft_driver.Committed():
+                if not isinstance(outcome.result, OperationResult):
+                    raise LogError(f"an operation could not be applied: {outcome.result!r}")
+                return Committed(outcome.result)
+            case raft_driver.Rejected():
+                return Rejected(outcome.reason)
+            case raft_driver.Unknown():
+                return Unknown(outcome.reason)
+
+
+class ReplicatedLog(Protocol):
+    """Log of a leader's decisions, which are committed before they take effect."""
+
+    async def propose(self, entry: bytes) -> ProposalOutcome:
+        """Commit and apply `entry`.
+
+        Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
+        Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
+        """
+
 
 _log = logging.getLogger("snapline.coordinator")
 

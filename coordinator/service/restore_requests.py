@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.lineage import above, refusal_of_restore
+from snapline.coordinator.state.fleet_view import above, refusal_of_restore
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone

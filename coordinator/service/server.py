@@ -30,15 +30,12 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.journal import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import raft_configuration
 from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.backup import create_fork_log
-from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.leader_statistics import LeaderFigures
-from snapline.coordinator.service.leadership import LeaderRunner, Leadership
-from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
-from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
-from snapline.coordinator.service.servicer import CoordinatorServicer
+from snapline.coordinator.service.coordinator_metrics import FAMILIES, CoordinatorMetrics, LeaderFigures
+from snapline.coordinator.service.leadership import LeaderRunner, Leadership, MirroredMachine, RaftLog
+from snapline.coordinator.service.servicer import CoordinatorServicer, LeaderHint
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.service.users import FleetUsers, UsersServicer
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
@@ -47,6 +44,7 @@ from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreErro
 from snapline.failpoints import failpoint
 from snapline.folders import make_private
 from snapline.ids import check_id
+from snapline.messages.answers import document
 from snapline.messages.host_messages import SAME_SIGNAL_S
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
 from snapline.security.rpc_authorization import COORDINATOR, RpcGuard
@@ -584,7 +582,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
     """Write the address file for tools. It is replaced atomically."""
-    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address, "listen": listen}
+    content = document("CoordinatorAddress", address=address, listen=listen)
     scratch = data_dir / f"{ADDRESS_FILE}.new"
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     os.replace(scratch, data_dir / ADDRESS_FILE)

@@ -1,17 +1,21 @@
 """gRPC service of the coordinator: converts between protobuf messages and structs.
 
 The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
-requests about hosts are checked before they reach the leader core. The outcomes of past epochs (`snapline snapshot
-history`) come from the replicated state, so they survive a change of leader.
+requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
+(`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
+
+All calls convert errors to gRPC statuses, and a replica that does not lead names the leader to its callers.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,7 +29,7 @@ from snapline.coordinator.leader import events as words
 from snapline.coordinator.leader.core import LeaderStatus
 from snapline.coordinator.leader.leader_concerns import objectives_missed
 from snapline.coordinator.raft.raft_driver import Replica
-from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
+from snapline.coordinator.service.coordinator_metrics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import (
     autonomous_line,
@@ -33,6 +37,7 @@ from snapline.coordinator.service.fleet_answers import (
     coordinated_line,
     coordinated_lines,
     ending_of,
+    epoch_history,
     failed_agents,
     forked_from,
     history,
@@ -40,14 +45,21 @@ from snapline.coordinator.service.fleet_answers import (
     located_all,
     single_failures,
 )
-from snapline.coordinator.service.leader_statistics import LeaderFigures, interval_of, loss_of
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership, Outbox
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
-from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN, EpochEnd, HostRecord, PartTimes
+from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.errors import CoordinatorUnavailableError, NotFoundError, ProtocolError, SnaplineError, UsageError
+from snapline.coordinator.state.operation_rules import check_end, check_forgetting, check_moves
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    NotFoundError,
+    PeerError,
+    ProtocolError,
+    SnaplineError,
+    StoreError,
+    UsageError,
+)
 from snapline.messages.answers import (
     Document,
     LocateReply,
@@ -57,11 +69,10 @@ from snapline.messages.answers import (
     RecoveryLineReply,
     RestorePreview,
     RestoreReply,
-    Rows,
     SnapshotsReply,
     document,
 )
-from snapline.messages.coordinator_client import LOCATED_MAX, CoordinatorClient
+from snapline.messages.coordinator_client import LEADER_KEY, LOCATED_MAX, CoordinatorClient
 from snapline.messages.host_messages import HostMessage, Join, Leave, MessagePart, TurnDeath, TurnedAway
 from snapline.messages.status import FleetStatus, HostStatus, StoreStatus
 from snapline.messages.wire import (
@@ -76,9 +87,81 @@ from snapline.messages.wire import (
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.security.rpc_authorization import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
+from snapline.security.rpc_authorization import COORDINATOR, ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, RpcGuard, refuse
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
+
+
+class LeaderHint:
+    """The current leader, as far as this replica knows."""
+
+    def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
+        self._leadership = leadership
+        self._replica = replica
+        self._members = members
+
+    def sentence(self) -> str:
+        """Return a sentence that says why this replica does not answer."""
+        leader = self._leadership.leader
+        if leader and not self._replica.driver.standing.is_leader:
+            return f"another replica, {leader}, leads the coordinator"
+        return "no replica leads the coordinator just now"
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the trailing metadata of a call that this replica does not answer: the leader's address, if known."""
+        leader = self._leadership.leader
+        is_other = leader in self._members and not self._replica.driver.standing.is_leader
+        address = self._members[leader] if is_other else ""
+        return ((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address))
+
+
+class Servicer(Protocol):
+    """Interface that `with_grpc_errors` needs of a servicer."""
+
+    @property
+    def leader_hint(self) -> LeaderHint: ...
+
+
+ServicerT = TypeVar("ServicerT", bound=Servicer)
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+def status_of(error: SnaplineError) -> grpc.StatusCode:
+    """Return the gRPC status for `error`."""
+    match error:
+        case NotFoundError():
+            return grpc.StatusCode.NOT_FOUND
+        case UsageError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case PeerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case CoordinatorUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case StoreError():
+            return grpc.StatusCode.DATA_LOSS
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def with_grpc_errors(
+    call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
+) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
+    """Decorate a call so that its errors are sent to the caller with their own text."""
+
+    @functools.wraps(call)
+    async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
+        try:
+            return await call(self, request, context)
+        except SnaplineError as error:
+            is_elsewhere = isinstance(error, CoordinatorUnavailableError)
+            metadata = self.leader_hint.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
+            context.set_trailing_metadata(metadata)
+            await context.abort(status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    return wrapper
+
 
 _log = logging.getLogger("snapline.coordinator")
 
@@ -131,119 +214,6 @@ class HostStream:
             return None
         whole, self._parts, self._size_bytes = b"".join(self._parts), [], 0
         return read_host_message(whole)
-
-
-Hosts = Mapping[str, HostRecord]
-
-
-def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that the agents of these hosts may be moved away.
-
-    Raises:
-        NotFoundError: there is no such host.
-        UsageError: no host would be left.
-    """
-    for host in (*drained, *resumed):
-        _record_of(hosts, host)
-    remaining = [
-        host
-        for host, record in hosts.items()
-        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
-    ]
-    if drained and not remaining:
-        raise UsageError("no other host would be left for the agents: start one first")
-
-
-def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
-
-    Raises:
-        NotFoundError, UsageError: the host does not exist, or the check fails.
-    """
-    record = _record_of(hosts, host)
-    if host_start and record.start != host_start:
-        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
-    if record.state != ALIVE:
-        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
-
-
-def check_forgetting(state: FleetView, host: str) -> None:
-    """Check that the host's record is no longer needed.
-
-    Raises:
-        NotFoundError, UsageError: the host does not exist, or its record is still needed.
-    """
-    record = _record_of(state.image.hosts, host)
-    if not state.may_forget(host):
-        is_alive = record.state == ALIVE
-        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
-        raise UsageError(f"host {host} {why}")
-
-
-def _record_of(hosts: Hosts, host: str) -> HostRecord:
-    if host not in hosts:
-        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
-    return hosts[host]
-
-
-NS, DIGITS = 1e9, 6
-
-
-def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """Return the newest ended epochs, oldest first.
-
-    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
-    """
-    image = state.image
-    rows = [_row(end, state) for end in image.ends]
-    return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
-
-
-def _row(end: EpochEnd, state: FleetView) -> Rows:
-    account = end.account
-    return {
-        "epoch": end.epoch,
-        "status": _status(end, state),
-        "plan": end.plan,
-        "trigger": end.trigger,
-        "begun_s": end.begun_ns / NS,
-        "took_s": _s(max(0, end.ended_ns - end.begun_ns)),
-        "reason": end.reason,
-        "state_bytes": end.state_bytes if end.is_complete else None,
-        "channel_state_bytes": end.channel_state_bytes if end.is_complete else None,
-        "channel_state_messages": end.channel_state_messages if end.is_complete else None,
-        "new_bytes": None if account is None else account.new_bytes,
-        "reports": None if account is None else account.reports,
-        "last": None if account is None else _times(account.last),
-        "late": None if account is None else _times(account.late),
-    }
-
-
-def _status(end: EpochEnd, state: FleetView) -> str:
-    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
-    if not end.is_complete:
-        return "aborted"
-    record = state.image.epochs.get(end.epoch)
-    return "forgotten" if record is None else record.status
-
-
-def _times(times: PartTimes | None) -> Rows | None:
-    if times is None:
-        return None
-    is_known = any((times.agent, times.start_delay_ns, times.capture_ns, times.alignment_ns, times.store_ns))
-    return {
-        "host": times.host,
-        "agent": times.agent,
-        "after_s": _s(times.after_ns),
-        "start_delay_s": _s(times.start_delay_ns) if is_known else None,
-        "capture_s": _s(times.capture_ns) if is_known else None,
-        "alignment_s": _s(times.alignment_ns) if is_known else None,
-        "store_s": _s(times.store_ns) if is_known else None,
-    }
-
-
-def _s(time_ns: int) -> float:
-    return round(time_ns / NS, DIGITS)
 
 
 FIGURES = (

@@ -2,7 +2,7 @@
 
 This module makes no decisions. It reports each failure with the damaged path, or with the reason why the store could not be used.
 
-*Logs.* Batches of host logs that no epoch needs any more are deleted; `storage/log/log_deletions.py` decides which.
+*Logs.* Batches of host logs that no epoch needs any more are deleted; `storage/log/log_files.py` decides which.
 
 *Releases.* A release holds the outputs that agents have emitted since the previous epoch, read from the new epoch's checkpoints. The
 manifest of the previous epoch tells which outputs were released before. If the previous epoch is condemned, its bytes may be
@@ -47,14 +47,13 @@ from snapline.coordinator.leader.events import (
     WriteProbe,
 )
 from snapline.coordinator.service import line_store
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor, FleetView
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
-from snapline.storage.log.log_deletions import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
+from snapline.storage.log.log_files import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.log_record import LogName
 from snapline.storage.outputs.output_record import EmittedOutput, parse_part_path
 from snapline.storage.packs.compaction import WRITER

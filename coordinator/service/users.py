@@ -14,9 +14,8 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.leader.leader_state import SECOND_NS
 from snapline.coordinator.raft.raft_driver import RaftDriver
-from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
-from snapline.coordinator.service.leadership import Leadership
-from snapline.coordinator.service.replicated import ReplicatedLog
+from snapline.coordinator.service.leadership import Leadership, ReplicatedLog
+from snapline.coordinator.service.servicer import LeaderHint, with_grpc_errors
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState

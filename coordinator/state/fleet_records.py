@@ -11,6 +11,7 @@ import msgspec
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
 from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import is_logged
 
 ENDS_KEPT = 256
@@ -90,8 +91,8 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
 
 IMAGE_VERSION = 1
 
-HOSTS_MAX, LONG_HOSTS_MAX, SHORT_HOST_BYTES = 1_000, 256, 16
-"""Limits on the number of hosts and on the length of their names: 256 hosts may have names of 128 bytes, further hosts names of 16 bytes.
+LONG_HOSTS_MAX, SHORT_HOST_BYTES = 256, 16
+"""Limits on the length of hosts' names: 256 hosts may have names of 128 bytes, further hosts names of 16 bytes.
 All names fit into one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80

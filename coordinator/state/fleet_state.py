@@ -66,10 +66,10 @@ from snapline.coordinator.state.fleet_records import (
     decode_image,
     problem_of_host,
 )
-from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.lineage import make_void, refusal_of_restore
+from snapline.coordinator.state.fleet_view import FleetView, make_void, refusal_of_restore
 from snapline.coordinator.state.operation_rules import (
     apply_user_operation,
+    are_weights,
     count_process_end,
     define_agents,
     define_fleet,
@@ -80,9 +80,10 @@ from snapline.coordinator.state.operation_rules import (
     note_aborted,
     note_complete,
     open_host_log,
+    place,
     refusal_of_names,
+    weights_by_host,
 )
-from snapline.coordinator.state.placement import are_weights, place, weights_by_host
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 

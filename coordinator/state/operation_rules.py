@@ -16,6 +16,8 @@ between turns: the new process may run other code.
 If several turns were running, all of them are counted. But if a turn that ran on the event loop was counted before, only such turns are
 counted: turns in threads last long and were probably not the cause.
 
+*Requests about hosts* of tools are checked by `check_…` before they reach the leader's core.
+
 *Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
 *Users.* The state holds only the digest of a token (`security/tokens.py`). A call of an operator or admin that changes the
@@ -25,15 +27,20 @@ useless on every replica from the log entry that revokes it.
 Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
 bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
 dropped records can be counted.
+
+*Placement* of agents, when a plan is committed, is a pure function, equal on every replica.
 """
 
+import heapq
 import hmac
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
+    ALIVE,
     APPLIED,
     ENDS_KEPT,
     OUTCOMES_KEPT,
@@ -57,7 +64,8 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_agent_size,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.host_messages import TurnDeath
+from snapline.errors import NotFoundError, UsageError
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
@@ -319,3 +327,146 @@ def _record_call(image: FleetImage, kind: op.RecordCall, now_ns: int) -> Operati
     table.append(made)
     del table[:-kept]
     return OperationResult(APPLIED, number=made.number)
+
+
+Hosts = Mapping[str, HostRecord]
+
+
+def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
+    """Check that the agents of these hosts may be moved away.
+
+    Raises:
+        NotFoundError: there is no such host.
+        UsageError: no host would be left.
+    """
+    for host in (*drained, *resumed):
+        _host_record(hosts, host)
+    remaining = [
+        host
+        for host, record in hosts.items()
+        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
+    ]
+    if drained and not remaining:
+        raise UsageError("no other host would be left for the agents: start one first")
+
+
+def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
+    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
+
+    Raises:
+        NotFoundError, UsageError: the host does not exist, or the check fails.
+    """
+    record = _host_record(hosts, host)
+    if host_start and record.start != host_start:
+        raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
+    if record.state != ALIVE:
+        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
+
+
+def check_forgetting(state: FleetView, host: str) -> None:
+    """Check that the host's record is no longer needed.
+
+    Raises:
+        NotFoundError, UsageError: the host does not exist, or its record is still needed.
+    """
+    record = _host_record(state.image.hosts, host)
+    if not state.may_forget(host):
+        is_alive = record.state == ALIVE
+        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+        raise UsageError(f"host {host} {why}")
+
+
+def _host_record(hosts: Hosts, host: str) -> HostRecord:
+    if host not in hosts:
+        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
+    return hosts[host]
+
+
+def place(
+    agents: Iterable[tuple[str, str]],
+    hosts: Sequence[str],
+    places: Sequence[PlaceRule] = (),
+    *,
+    weights: Mapping[str, int] | None = None,
+    is_even: bool = False,
+) -> dict[str, str]:
+    """Return the host of each agent.
+
+    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a
+    host where it belongs stays there; if `is_even`, only up to the host's share. The other agents are placed in the order given,
+    those named by a rule first. Each goes to the host with the least weight so far; ties go to the first host by name. So a host that
+    receives an agent without a rule exceeds the lightest host by at most the heaviest of the moved agents.
+
+    Args:
+        agents: (agent, its current host or ""), in an order that is equal on every replica.
+        hosts: hosts that may get agents; not empty.
+        places: placement rules; the first rule that names an agent counts.
+        weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
+            `is_even`; without weights all agents weigh the same.
+        is_even: spread the number of agents evenly over the hosts.
+    """
+    living, everywhere = list(agents), sorted(hosts)
+    rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
+    shares = _shares(living, everywhere) if is_even else None
+    host_weights = weights if weights and not is_even else {}
+    average_weight = max(1, sum(host_weights.values()) // len(host_weights)) if host_weights else 1
+    placed: dict[str, str] = {}
+    load = dict.fromkeys(everywhere, 0)
+    unplaced: dict[str, int] = {}
+    for agent, host in living:
+        weight = host_weights.get(host, average_weight)
+        is_here = host in load and (shares is None or load[host] < shares[host])
+        if is_here and (agent not in rule_hosts or host in rule_hosts[agent]):
+            placed[agent] = host
+            load[host] += weight
+        else:
+            placed[agent], unplaced[agent] = "", weight
+    for agent, weight in unplaced.items():
+        if agent in rule_hosts:
+            host = min(rule_hosts[agent], key=lambda name: (load[name], name))
+            placed[agent] = host
+            load[host] += weight
+    _fill({agent: weight for agent, weight in unplaced.items() if agent not in rule_hosts}, load, placed)
+    return placed
+
+
+def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
+    """Return whether `weights` is empty, or has one positive weight for each host."""
+    return not weights or (len(weights) == len(hosts) and min(weights) > 0)
+
+
+def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
+    """Return host → weight of an agent on that host; empty: nothing was measured."""
+    return dict(zip(hosts, weights, strict=True)) if weights else {}
+
+
+def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
+    """Return agent → hosts in `hosts` where the agent belongs, for agents that a rule restricts."""
+    rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
+    own: dict[str, Sequence[str]] = {}
+    for agent in agents:
+        rule_index = next((number for number, rule in enumerate(places) if rule.applies_to(agent)), None)
+        if rule_index is not None and rule_hosts[rule_index]:
+            own[agent] = rule_hosts[rule_index]
+    return own
+
+
+def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, str]) -> None:
+    """Place each agent on the host with the least weight so far."""
+    queue = [(weight, host) for host, weight in load.items()]
+    heapq.heapify(queue)
+    for agent, weight in agents.items():
+        lightest, host = queue[0]
+        placed[agent] = host
+        heapq.heapreplace(queue, (lightest + weight, host))
+
+
+def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:
+    """Return host → number of its agents that may stay. The remainder of the division goes to the fullest hosts, so that few agents move."""
+    host_share, remainder = divmod(len(agents), len(hosts))
+    load = dict.fromkeys(hosts, 0)
+    for _, host in agents:
+        if host in load:
+            load[host] += 1
+    fullest = dict.fromkeys(sorted(hosts, key=lambda host: -load[host])[:remainder])
+    return {host: host_share + (host in fullest) for host in hosts}

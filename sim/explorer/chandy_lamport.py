@@ -326,7 +326,7 @@ class PlainModel(EpochModel):
         """Execute one command of the core."""
         match command:
             case RecordState():
-                return node._replace(records=(*node.records, Record(command.snapshot, node.books))), ()
+                return node._replace(records=(*node.records, Record(command.snapshot, node.ledger))), ()
             case SendMarker():
                 to = self.names.index(command.channel)
                 return node, ((to, self.items.of((agent, MarkerItem("marker", command.snapshot)))),)
@@ -336,10 +336,10 @@ class PlainModel(EpochModel):
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
         """Report at once. Delays need not be modelled: until the last report, the epoch is open and a crash rolls all agents back."""
-        books = next(record.books for record in node.records if record.epoch == command.snapshot)
+        ledger = next(record.ledger for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names
         )
-        report = Report(agent, command.snapshot, None, books, states)
+        report = Report(agent, command.snapshot, None, ledger, states)
         records = tuple(record for record in node.records if record.epoch != command.snapshot)
         return node._replace(records=records), ((len(self.agents), self.items.of(report)),)

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-An agent's *books* are its application's state, independent of the protocol: the number of messages sent to each receiver, and the
+An agent's *ledger* is its application's state, independent of the protocol: the number of messages sent to each receiver, and the
 identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a
-rollback, so the books are compared immediately at the recovery, before a new message can have an old number.
+rollback, so the ledgers are compared immediately at the recovery, before a new message can have an old number.
 
-A *column* holds one agent's books at each of its checkpoints and, as the last entry, its current books. Two entries of two
+A *column* holds one agent's ledger at each of its checkpoints and, as the last entry, its current ledger. Two entries of two
 columns are *consistent* if neither has consumed a message that the other has not sent. A cut is consistent iff its entries
 are pairwise consistent. So one table of bits describes two agents, and one table for each pair describes a fleet. Tables are
 numbered; the numbers of the tables of all pairs form the *relation* of a state. There are far fewer relations than states,
@@ -15,7 +15,7 @@ so properties over all cuts are computed only once per relation.
 G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including live
 states) in either direction, some consistent cut contains both. If no checkpoint is useless, this is equivalent to "every
 Z-path has a causal twin". The reason: a Z-path without a twin, in either direction, would exclude the two entries from all
-cuts, and a causal path against a Z-path would close a Z-cycle. Causal paths come from true vector clocks, which books and
+cuts, and a causal path against a Z-path would close a Z-cycle. Causal paths come from true vector clocks, which ledgers and
 messages carry if the protocol promises RDT.
 """
 
@@ -29,7 +29,7 @@ import msgspec
 
 from snapline.sim.explorer.state_search import Interner, Memo
 
-# -- books ----------------------------------------------------------------------------------------------------------------
+# -- ledgers ---------------------------------------------------------------------------------------------------------------
 
 ItemT = TypeVar("ItemT")
 
@@ -40,7 +40,7 @@ _FLOW_BASE = 1 << 16
 
 
 class AgentLedger(NamedTuple):
-    """Actions of one agent's application so far (its books).
+    """Actions of one agent's application so far (its ledger).
 
     Attributes:
         sent: number of messages sent to each receiver; messages are numbered from 1.
@@ -54,19 +54,19 @@ class AgentLedger(NamedTuple):
 
 
 def empty_ledger(agents: int, agent: int, *, has_vector: bool = False) -> AgentLedger:
-    """Return an agent's initial books."""
+    """Return an agent's initial ledger."""
     vector = tuple(0 if other == agent else -1 for other in range(agents)) if has_vector else ()
     return AgentLedger((0,) * agents, ((),) * agents, vector)
 
 
-def with_sent(books: AgentLedger, to: int) -> AgentLedger:
-    """Return the books after one more message to `to` is sent."""
-    return books._replace(sent=raised(books.sent, to))
+def with_sent(ledger: AgentLedger, to: int) -> AgentLedger:
+    """Return the ledger after one more message to `to` is sent."""
+    return ledger._replace(sent=raised(ledger.sent, to))
 
 
-def with_consumed(books: AgentLedger, sender: int, number: int) -> AgentLedger:
-    """Return the books after message `number` from `sender` is consumed."""
-    return books._replace(consumed=replaced(books.consumed, sender, (*books.consumed[sender], number)))
+def with_consumed(ledger: AgentLedger, sender: int, number: int) -> AgentLedger:
+    """Return the ledger after message `number` from `sender` is consumed."""
+    return ledger._replace(consumed=replaced(ledger.consumed, sender, (*ledger.consumed[sender], number)))
 
 
 def raised(numbers: Numbers, place: int) -> Numbers:
@@ -82,31 +82,31 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 # -- exactly once ---------------------------------------------------------------------------------------------------------
 
 
-def flow_of(agent: int, books: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
+def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
     """Return a number with one digit per channel of an agent: messages sent minus messages consumed, in transit or waiting.
 
     Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more messages than any agent sends.
 
     Args:
         agent: index of the agent.
-        books: books of the agent.
+        ledger: ledger of the agent.
         waiting: for each sender the numbers of the messages that are in transit to the agent or wait for a turn.
     """
-    count, flow = len(books.sent), 0
+    count, flow = len(ledger.sent), 0
     for other in range(count):
-        numbers = [*books.consumed[other], *waiting[other]]
+        numbers = [*ledger.consumed[other], *waiting[other]]
         held = len(numbers) if numbers == list(range(1, len(numbers) + 1)) else _FLOW_BASE // 2
-        flow += books.sent[other] * _FLOW_BASE ** (agent * count + other)
+        flow += ledger.sent[other] * _FLOW_BASE ** (agent * count + other)
         flow -= held * _FLOW_BASE ** (other * count + agent)
     return flow
 
 
 def describe_flow(
-    names: Sequence[str], books: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
+    names: Sequence[str], ledgers: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
 ) -> str:
     """Describe the first channel with wrong contents. `waiting` holds message numbers by receiver and sender."""
-    for sender, ours in enumerate(books):
-        for receiver, theirs in enumerate(books):
+    for sender, ours in enumerate(ledgers):
+        for receiver, theirs in enumerate(ledgers):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])
             if consumed + held != list(range(1, ours.sent[receiver] + 1)):
                 return (

@@ -2,13 +2,13 @@
 
 The coordinator begins a bounded number of epochs, announces each epoch to every agent (the announcement arrives later), and collects
 reports. An epoch is complete when its reports cover all agents and channels. The coordinator keeps the last complete cut: each agent's
-books (the explorer's ground truth) when the agent recorded its state, and each channel's state from the reports.
+ledger (the explorer's ground truth) when the agent recorded its state, and each channel's state from the reports.
 
 A crash at any moment rolls the whole fleet back to that cut, or to the beginning. Which agent crashes makes no difference. Recovery is one
 step: open epochs are aborted, messages of the older incarnation are dropped, cores are recreated, and each channel is filled with its state
 from the cut.
 
-The model checks, using the books:
+The model checks, using the ledgers:
 
 - When an epoch completes: no orphan (G1), and the exact channel states, in order (G2).
 - In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
@@ -93,10 +93,10 @@ class MailboxItem(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Copy of an agent's books at the moment when the agent recorded its state for `epoch`."""
+    """Copy of an agent's ledger at the moment when the agent recorded its state for `epoch`."""
 
     epoch: int
-    books: AgentLedger
+    ledger: AgentLedger
 
 
 class EpochNode(NamedTuple):
@@ -113,7 +113,7 @@ class EpochNode(NamedTuple):
     """
 
     core: int
-    books: AgentLedger
+    ledger: AgentLedger
     channels: tuple[tuple[Item, ...], ...]
     words: tuple[msgspec.Struct, ...] = ()
     mailbox: tuple[MailboxItem, ...] = ()
@@ -127,14 +127,14 @@ class Report(NamedTuple):
 
     Attributes:
         claim: the protocol's own report, which `is_whole` checks.
-        books: the explorer's books when the agent recorded its state; the coordinator does not read them.
+        ledger: the explorer's ledger when the agent recorded its state; the coordinator does not read it.
         in_transit: recorded channel states, by sender.
     """
 
     agent: int
     epoch: int
     claim: Any
-    books: AgentLedger
+    ledger: AgentLedger
     in_transit: tuple[tuple[MessageItem, ...], ...]
 
 
@@ -146,10 +146,10 @@ class ExploredEpoch(NamedTuple):
 
 
 class ExploredCut(NamedTuple):
-    """Cut of a complete epoch: `books` by agent, `in_transit` messages by receiver and sender."""
+    """Cut of a complete epoch: `ledger` by agent, `in_transit` messages by receiver and sender."""
 
     epoch: int
-    books: tuple[AgentLedger, ...]
+    ledger: tuple[AgentLedger, ...]
     in_transit: tuple[tuple[tuple[MessageItem, ...], ...], ...]
 
 
@@ -213,15 +213,15 @@ class EpochModel(Model):
 
     def start(self) -> State:
         count = len(self.agents)
-        books = tuple(empty_ledger(count, agent) for agent in self.agents)
-        cut = ExploredCut(0, books, (((),) * count,) * count)
+        ledger = tuple(empty_ledger(count, agent) for agent in self.agents)
+        cut = ExploredCut(0, ledger, (((),) * count,) * count)
         return self._state_of(cut, EpochCoordinator(0, 0, (), (), cut))
 
     def _state_of(self, cut: ExploredCut, coordinator: EpochCoordinator) -> State:
         nodes = []
         for agent in self.agents:
             core = self.cores[agent].enter(self.new_core(agent, coordinator.begun))
-            nodes.append(self.nodes[agent].of(EpochNode(core, cut.books[agent], cut.in_transit[agent])))
+            nodes.append(self.nodes[agent].of(EpochNode(core, cut.ledger[agent], cut.in_transit[agent])))
         return (*nodes, self.coordinators.of(coordinator))
 
     def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
@@ -249,7 +249,7 @@ class EpochModel(Model):
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         """Yield a send to every other agent, as long as the agent may send more messages."""
-        if sum(node.books.sent) < self.bounds.sends:
+        if sum(node.ledger.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
                     yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
@@ -273,12 +273,12 @@ class EpochModel(Model):
 
     def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
         """Send a message, and return the sender's next state and the output."""
-        message = MessageItem(node.books.sent[to] + 1, stamp)
-        return node._replace(books=with_sent(node.books, to)), ((to, self.items.of((agent, message))),)
+        message = MessageItem(node.ledger.sent[to] + 1, stamp)
+        return node._replace(ledger=with_sent(node.ledger, to)), ((to, self.items.of((agent, message))),)
 
     def consume(self, node: EpochNode, sender: int, message: MessageItem) -> EpochNode:
         """Return the node after a turn that consumes a message."""
-        return node._replace(books=with_consumed(node.books, sender, message.number))
+        return node._replace(ledger=with_consumed(node.ledger, sender, message.number))
 
     # -- the coordinator ------------------------------------------------------------------------------------------------
 
@@ -303,18 +303,18 @@ class EpochModel(Model):
             epochs = replaced(found.open_epochs, place, opened._replace(reports=reports))
             return self.coordinators.of(found._replace(open_epochs=epochs)), ()
         self.check_cut(known)
-        cut = ExploredCut(report.epoch, tuple(each.books for each in known), tuple(each.in_transit for each in known))
+        cut = ExploredCut(report.epoch, tuple(each.ledger for each in known), tuple(each.in_transit for each in known))
         newest = cut if cut.epoch > found.cut.epoch else found.cut
         ended = (*found.ended, (report.epoch, True))
         after = found._replace(open_epochs=others, ended=ended, cut=newest)
         return self.coordinators.of(after), self._tell(self.end_message(report.epoch))
 
     def check_cut(self, reports: tuple[Report, ...]) -> None:
-        """Check G1 and G2 for a cut, using the books in the records."""
+        """Check G1 and G2 for a cut, using the ledger in the records."""
         for sender, ours in enumerate(reports):
             for receiver, theirs in enumerate(reports):
-                sent = range(1, ours.books.sent[receiver] + 1)
-                consumed = theirs.books.consumed[sender]
+                sent = range(1, ours.ledger.sent[receiver] + 1)
+                consumed = theirs.ledger.consumed[sender]
                 channel = f"epoch {ours.epoch}, from {self.names[sender]} to {self.names[receiver]}"
                 orphans = [number for number in consumed if number not in sent]
                 if orphans:
@@ -349,7 +349,7 @@ class EpochModel(Model):
         return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
 
     def _flow(self, agent: int, node: EpochNode) -> int:
-        return flow_of(agent, node.books, [self.in_transit_numbers(node, other) for other in self.agents])
+        return flow_of(agent, node.ledger, [self.in_transit_numbers(node, other) for other in self.agents])
 
     def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
         """Return the numbers of one sender's messages in the mailbox and in the channel, in order."""
@@ -362,9 +362,9 @@ class EpochModel(Model):
 
     def _flow_fault(self, state: State) -> Fault:
         nodes = [interner.values[number] for interner, number in zip(self.nodes, state, strict=False)]
-        books = [node.books for node in nodes]
+        ledger = [node.ledger for node in nodes]
         waiting = [[self.in_transit_numbers(node, other) for other in self.agents] for node in nodes]
-        return Fault("exactly once", "G3", describe_flow(self.names, books, waiting))
+        return Fault("exactly once", "G3", describe_flow(self.names, ledger, waiting))
 
     def unfinished(self, actor: int, node: int) -> str:
         if actor == len(self.agents):
@@ -468,8 +468,8 @@ class StampedModel(EpochModel):
         return bool(node.mailbox) or self.owes(agent, node)
 
     def _boundary(self, node: EpochNode) -> TurnBoundaryReached:
-        sent = {self.names[to]: count for to, count in enumerate(node.books.sent) if count}
-        received = {self.names[sender]: numbers[-1] for sender, numbers in enumerate(node.books.consumed) if numbers}
+        sent = {self.names[to]: count for to, count in enumerate(node.ledger.sent) if count}
+        received = {self.names[sender]: numbers[-1] for sender, numbers in enumerate(node.ledger.consumed) if numbers}
         waiting = tuple(
             WaitingMessage(self.names[sender], message.number, message.stamp, b"%d" % message.number)
             for sender, message in node.mailbox
@@ -491,7 +491,7 @@ class StampedModel(EpochModel):
     def _execute(self, node: EpochNode, command: Command) -> EpochNode:
         match command:
             case RecordState():
-                records = tuple(Record(epoch, node.books) for epoch in command.epochs)
+                records = tuple(Record(epoch, node.ledger) for epoch in command.epochs)
                 return node._replace(records=(*node.records, *records))
             case SendMarkers():
                 held = tuple(
@@ -504,12 +504,12 @@ class StampedModel(EpochModel):
         _, part = self.cores[agent].run(node.core, ("record_of", epoch), lambda core: core.record_of(epoch))
         counts = {channel: len(messages) for channel, messages in part.in_transit.items()}
         claim = AgentReport(self.names[agent], part.is_unborn, part.sent, part.received, counts)
-        books = next(record.books for record in node.records if record.epoch == epoch)
+        ledger = next(record.ledger for record in node.records if record.epoch == epoch)
         in_transit = tuple(
             tuple(MessageItem(int(message.payload), message.stamp) for message in part.in_transit.get(name, ()))
             for name in self.names
         )
-        report = Report(agent, epoch, HashableReport(claim), books, in_transit)
+        report = Report(agent, epoch, HashableReport(claim), ledger, in_transit)
         unreported = tuple(other for other in node.unreported if other != epoch)
         return node._replace(unreported=unreported), ((len(self.agents), self.items.of(report)),)
 

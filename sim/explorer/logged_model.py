@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 An agent receives a message and runs its turn in one step; a message that cannot be consumed yet stays in its channel. (This
 loses no behaviour: a message in a mailbox that no turn may consume is equivalent to a message in transit.) A checkpoint
-saves the core's image, the books (the explorer's ground truth) and the log, and is durable at once.
+saves the core's image, the ledger (the explorer's ground truth) and the log, and is durable at once.
 
 A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`). Agents
 with a checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's
@@ -12,8 +12,8 @@ log with the messages that its receiver lacks. Messages that were in transit bef
 an older incarnation.
 
 In every state, the model checks that each channel holds exactly the messages sent and not consumed, in order (G3). Right
-after a recovery, this check also finds every orphan. No other check of the books is needed: agents send at any time, so a
-run without crashes can produce any books that pass. In every state that a crash may follow, the model checks the product's
+after a recovery, this check also finds every orphan. No other check of the ledger is needed: agents send at any time, so a
+run without crashes can produce any ledger that passes. In every state that a crash may follow, the model checks the product's
 recovery lines (G5) and the checkpoints that the product calls obsolete (G7), against all cuts.
 
 *Recovery code* (`Recoveries`). `recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns;
@@ -119,9 +119,9 @@ class Recoveries:
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
         """Return the number of the column without its vectors and with its peers in another order."""
         entries = []
-        for books in self._cuts.columns.values[column]:
-            received = [len(books.consumed[agent]) for agent in renaming]
-            entries.append((*(books.sent[agent] for agent in renaming), *received))
+        for ledger in self._cuts.columns.values[column]:
+            received = [len(ledger.consumed[agent]) for agent in renaming]
+            entries.append((*(ledger.sent[agent] for agent in renaming), *received))
         return self._renamed_columns.of(tuple(entries))
 
     # -- recovery.lines -------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Recoveries:
         """Return (receiver, number, interval) of every message sent. The interval ends at the first entry that includes the send."""
         entries = self._cuts.columns.values[column]
         return [
-            (receiver, number, sum([books.sent[receiver] < number for books in entries]) - 1)
+            (receiver, number, sum([ledger.sent[receiver] < number for ledger in entries]) - 1)
             for receiver, count in enumerate(entries[-1].sent)
             for number in range(1, count + 1)
         ]
@@ -164,7 +164,7 @@ class Recoveries:
         """Return, by (sender, number), the interval in which the message was consumed."""
         entries = self._cuts.columns.values[column]
         return {
-            (sender, number): sum([number not in books.consumed[sender] for books in entries]) - 1
+            (sender, number): sum([number not in ledger.consumed[sender] for ledger in entries]) - 1
             for sender, numbers in enumerate(entries[-1].consumed)
             for number in numbers
         }
@@ -186,17 +186,17 @@ class Recoveries:
 
     def _report(self, history: FleetHistory, name: str, column: Column) -> None:
         before = column[0]
-        for number, books in enumerate(column[1:-1], 1):
-            history.add(name, number, self._sent_since(before, books), self._received_since(before, books))
-            before = books
+        for number, ledger in enumerate(column[1:-1], 1):
+            history.add(name, number, self._sent_since(before, ledger), self._received_since(before, ledger))
+            before = ledger
         history.report_live(name, self._received_since(before, column[-1]), self._sent_since(before, column[-1]))
 
-    def _sent_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
-        pairs = zip(self._names, before.sent, books.sent, strict=True)
+    def _sent_since(self, before: AgentLedger, ledger: AgentLedger) -> dict[str, int]:
+        pairs = zip(self._names, before.sent, ledger.sent, strict=True)
         return {name: count for name, old, count in pairs if count != old}
 
-    def _received_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
-        pairs = zip(self._names, before.consumed, books.consumed, strict=True)
+    def _received_since(self, before: AgentLedger, ledger: AgentLedger) -> dict[str, int]:
+        pairs = zip(self._names, before.consumed, ledger.consumed, strict=True)
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 
     def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
@@ -230,7 +230,7 @@ class SavedState(NamedTuple):
     """
 
     core: int
-    books: AgentLedger
+    ledger: AgentLedger
     log: Log
     mark: int = 0
 
@@ -324,11 +324,11 @@ class LoggedModel(Model):
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
     def _flow(self, agent: int, node: LoggedNode) -> int:
-        return flow_of(agent, node.now.books, _waiting(node))
+        return flow_of(agent, node.now.ledger, _waiting(node))
 
     def _flow_fault(self, state: State) -> Fault:
         nodes = [interner.values[number] for interner, number in zip(self.nodes, state, strict=False)]
-        text = describe_flow(self.names, [node.now.books for node in nodes], [_waiting(node) for node in nodes])
+        text = describe_flow(self.names, [node.now.ledger for node in nodes], [_waiting(node) for node in nodes])
         return Fault("exactly once", "G3", text)
 
     # -- recoveries -----------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class LoggedModel(Model):
     def missing_messages(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[LoggedMessage, ...]]:
         """Yield, for each sender, the part of the sender's log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
-            yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
+            yield node.now.log[agent][len(nodes[agent].now.ledger.consumed[sender]) :]
 
 
 def _waiting(node: LoggedNode) -> list[list[int]]:
@@ -389,16 +389,16 @@ class InducedModel(LoggedModel):
         return Memo(lambda number: self._column(self.nodes[agent].values[number]))
 
     def _column(self, node: LoggedNode) -> int:
-        return self.cuts.columns.of((*(past.books for past in node.checkpoints), node.now.books))
+        return self.cuts.columns.of((*(past.ledger for past in node.checkpoints), node.now.ledger))
 
     def start(self) -> State:
         return (*(self._first_node(agent) for agent in self.agents), 0)
 
     def _first_node(self, agent: int) -> int:
         count = len(self.agents)
-        books = empty_ledger(count, agent, has_vector=self.promises_tracking)
+        ledger = empty_ledger(count, agent, has_vector=self.promises_tracking)
         core = self.cores[agent].enter(self.rule_type(agent, count))
-        past = SavedState(core, books, ((),) * count)
+        past = SavedState(core, ledger, ((),) * count)
         return self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count))
 
     # -- steps ----------------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class InducedModel(LoggedModel):
         name, agent_node = self.names[actor], self.nodes[actor].values[node]
         if agent_node.now.mark < self.bounds.checkpoints:
             yield ProposedMove(f"{name} takes a basic checkpoint", "checkpoint")
-        if sum(agent_node.now.books.sent) < self.bounds.sends:
+        if sum(agent_node.now.ledger.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != actor:
                     yield ProposedMove(f"{name} sends to {self.names[to]}", "send", to)
@@ -437,9 +437,9 @@ class InducedModel(LoggedModel):
     def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[int, Outputs]:
         now = node.now
         core, piggyback = self.cores[agent].run(now.core, ("send", to), lambda rule: rule.send(to))
-        sent = LoggedMessage(now.books.sent[to] + 1, piggyback, now.books.vector)
+        sent = LoggedMessage(now.ledger.sent[to] + 1, piggyback, now.ledger.vector)
         log = replaced(now.log, to, (*now.log[to], sent))
-        after = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
+        after = node._replace(now=now._replace(core=core, ledger=with_sent(now.ledger, to), log=log))
         if self.rule_type.checkpoints_after_sends:
             after = self.checkpoint(agent, after, None, is_basic=False)
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
@@ -455,9 +455,9 @@ class InducedModel(LoggedModel):
         if is_forced:
             node = self.checkpoint(agent, node, piggyback, is_basic=False)
         core, _ = cores.run(node.now.core, ("receive", sender, piggyback), lambda rule: rule.receive(sender, piggyback))
-        books = with_consumed(node.now.books, sender, message.number)
-        books = books._replace(vector=tuple(map(max, books.vector, message.vector)))
-        return node._replace(now=node.now._replace(core=core, books=books))
+        ledger = with_consumed(node.now.ledger, sender, message.number)
+        ledger = ledger._replace(vector=tuple(map(max, ledger.vector, message.vector)))
+        return node._replace(now=node.now._replace(core=core, ledger=ledger))
 
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
@@ -475,9 +475,9 @@ class InducedModel(LoggedModel):
         return state[-1] < self.bounds.crashes
 
     def restart(self, agent: int, past: SavedState, place: int, begun: int = 0) -> SavedState:
-        if not past.books.vector:
+        if not past.ledger.vector:
             return past
-        return past._replace(books=past.books._replace(vector=replaced(past.books.vector, agent, place)))
+        return past._replace(ledger=past.ledger._replace(vector=replaced(past.ledger.vector, agent, place)))
 
     # -- oracles --------------------------------------------------------------------------------------------------------
 

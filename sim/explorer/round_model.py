@@ -128,7 +128,7 @@ class RoundModel(LoggedModel):
                 if not self.is_held(actor, agent_node):
                     yield ProposedMove(f"{name} hears {_text_of(agent_node.words[0])} and its store fails", "fail")
         if not self.is_held(actor, agent_node):
-            if sum(agent_node.now.books.sent) < self.bounds.sends:
+            if sum(agent_node.now.ledger.sent) < self.bounds.sends:
                 for to in self.agents:
                     if to != actor:
                         yield ProposedMove(f"{name} sends to {self.names[to]}", "send", to)
@@ -169,18 +169,18 @@ class RoundModel(LoggedModel):
         return self.nodes[actor].of(after), outputs
 
     def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[LoggedNode, Outputs]:
-        now, number = node.now, node.now.books.sent[to] + 1
+        now, number = node.now, node.now.ledger.sent[to] + 1
         core, _ = self.cores[agent].run(now.core, ("sent", to, number), lambda core: core.sent(self.names[to], number))
         sent = LoggedMessage(number, b"", ())
         log = replaced(now.log, to, (*now.log[to], sent))
-        node = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
+        node = node._replace(now=now._replace(core=core, ledger=with_sent(now.ledger, to), log=log))
         return node, ((to, self.items.of((agent, sent))),)
 
     def _receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
         now, number = node.now, node.channels[sender][0].number
         name = self.names[sender]
         core, _ = self.cores[agent].run(now.core, ("consumed", name, number), lambda core: core.consumed(name, number))
-        now = now._replace(core=core, books=with_consumed(now.books, sender, number))
+        now = now._replace(core=core, ledger=with_consumed(now.ledger, sender, number))
         return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
 
     def hear(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
@@ -346,10 +346,10 @@ class RoundModel(LoggedModel):
 
     def _column(self, node: LoggedNode, committed: int) -> int:
         """Return the number of the column with the permanent checkpoints, a committed tentative checkpoint, and the live state."""
-        entries = [past.books for past in node.checkpoints]
+        entries = [past.ledger for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:
-            entries.append(node.tentative.books)
-        return self.cuts.columns.of((*entries, node.now.books))
+            entries.append(node.tentative.ledger)
+        return self.cuts.columns.of((*entries, node.now.ledger))
 
     def _mask(self, decided: tuple[bool, ...]) -> int:
         return sum(1 << round for round, is_committed in enumerate(decided, 1) if is_committed)

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the
-number of its *node*: its core's image, its books (the explorer's ground truth), and the queues of items in transit to it. So an
+number of its *node*: its core's image, its ledger (the explorer's ground truth), and the queues of items in transit to it. So an
 actor's next moves depend only on its own node, and they change only that node and the queues of other actors. This makes the search
 fast. The real cores compute moves (by node) and arrivals (by node and item) once; afterwards both are looked up. A hundred thousand
 states have only a few thousand nodes.

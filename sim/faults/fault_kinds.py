@@ -71,7 +71,7 @@ Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 EVERY_HOST = "*"
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base class of all kinds of faults. `at` is the time at which the fault begins; "" means 1 s, or 0 s if the fault
     waits at a failpoint."""
 
@@ -101,7 +101,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         yield from ()
 
 
-class LastingFault(Word, frozen=True, kw_only=True):
+class LastingFault(FaultKind, frozen=True, kw_only=True):
     """Fault that lasts for the duration in the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
@@ -202,7 +202,7 @@ MOMENTS = {
 }
 
 
-class ResetFault(Word, frozen=True, kw_only=True):
+class ResetFault(FaultKind, frozen=True, kw_only=True):
     """A stream between two nodes breaks `times` times; if no nodes are named, a pair is drawn each time.
 
     Attributes:
@@ -307,7 +307,7 @@ ROLLING_PAUSE_NS = 100_000_000
 """Time between the restart of one host and the crash of the next: long enough to detect the restarted host, too short for it to rejoin."""
 
 
-class CrashFault(Word, frozen=True, kw_only=True):
+class CrashFault(FaultKind, frozen=True, kw_only=True):
     """A host is killed at a given time, at a failpoint, or at a given moment.
 
     Attributes:
@@ -404,7 +404,7 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
             yield "host does not go with bit-flip: the store is everybody's"
 
 
-class CaptureFault(Word, frozen=True, kw_only=True):
+class CaptureFault(FaultKind, frozen=True, kw_only=True):
     """Encoding an agent's state fails `times` times, starting with the `hit`-th image of a host."""
 
     hit: Hit = 1
@@ -415,7 +415,7 @@ class CaptureFault(Word, frozen=True, kw_only=True):
         return WHEN_CAPTURING
 
 
-class CoordinatorFault(Word, frozen=True, kw_only=True):
+class CoordinatorFault(FaultKind, frozen=True, kw_only=True):
     """Fault of the coordinator; `for = ""` lasts until `heal`. `node` is the target of "kill"; "" means a drawn one."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
@@ -438,7 +438,7 @@ class CoordinatorFault(Word, frozen=True, kw_only=True):
         yield "node", self.node
 
 
-class MembershipFault(Word, frozen=True, kw_only=True):
+class MembershipFault(FaultKind, frozen=True, kw_only=True):
     """A host leaves the fleet, or a new host joins.
 
     Attributes:

@@ -33,6 +33,7 @@ from snapline.sim.faults.fault_kinds import (
     CrashFault,
     DelayFault,
     DiskFault,
+    FaultKind,
     HangFault,
     HoldFault,
     LossFault,
@@ -43,7 +44,6 @@ from snapline.sim.faults.fault_kinds import (
     ResetFault,
     SlowFault,
     SwizzleFault,
-    Word,
     duration_ns,
 )
 from snapline.sim.result import ARMED, ExecutedFault
@@ -290,12 +290,12 @@ class Schedule:
         self._initial = executor.hosts[: scenario.fleet.hosts]
         self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
-    def add(self, index: int, word: Word) -> int:
+    def add(self, index: int, word: FaultKind) -> int:
         """Schedule the fault with this index in the scenario; return its end in ns."""
         self._executor.at(word.at_ns, partial(self._begin, index, word))
         return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
 
-    def _begin(self, index: int, word: Word) -> None:
+    def _begin(self, index: int, word: FaultKind) -> None:
         if word.point:
             self._arm(index, word)
             return
@@ -322,7 +322,7 @@ class Schedule:
             case _:
                 raise AssertionError(f"no word {word}")
 
-    def _arm(self, index: int, word: Word) -> None:
+    def _arm(self, index: int, word: FaultKind) -> None:
         """Arm a failpoint: the node that reaches the failpoint is killed, paused or reset, or gets an error."""
         action: FailpointAction
         match word:
@@ -603,7 +603,7 @@ def _count_lost(lost: Sequence[str]) -> int:
     return len({name for name in lost if name}) + sum(not name for name in lost)
 
 
-def _hosts_lost(word: Word, hosts: int) -> list[str]:
+def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
     """Return the initial hosts that never restart by themselves; "" stands for an arbitrary host."""
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
@@ -616,7 +616,7 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
             return []
 
 
-def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
+def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
     """Return the coordinators that never restart; "" stands for an arbitrary one, since any coordinator may reach a failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:

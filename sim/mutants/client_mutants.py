@@ -27,15 +27,14 @@ from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
 from snapline.coordinator.service import store_keeper
 from snapline.coordinator.service.store_keeper import OutputReleaser
 from snapline.coordinator.state.fleet_records import FleetImage
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault
 from snapline.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS, Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import store_files
-from snapline.storage.log.log_deletions import find_garbage
-from snapline.storage.log.log_files import holds_batch
+from snapline.storage.log.log_files import find_garbage, holds_batch
 from snapline.storage.log.log_record import entry_path
 from snapline.storage.outputs.output_record import EmittedOutput
 from snapline.storage.packs.checkpoint import NO_INPUTS, NO_OUTPUTS, SavedInputs, SavedOutputs

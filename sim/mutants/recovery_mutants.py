@@ -24,7 +24,7 @@ from snapline.coordinator.leader.events import ManifestWritten, PublishEpoch, Sc
 from snapline.coordinator.leader.modes.autonomous_epochs import Freezing
 from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.modes.coordinated_epochs import Coordinated
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
@@ -34,9 +34,8 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import DROP, DeadLetterCommand, read_dead_letter_command
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
-from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.sim.faults.fault_kinds import CoordinatorFault, CrashFault
 from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
@@ -180,11 +179,11 @@ def dropped_reported_as_accepted() -> list[Patch]:
 def discarded_epoch_as_base() -> list[Patch]:
     """Assume that checkpoints build on the newest epoch, even if it is discarded."""
 
-    def base(self: Lines) -> int | None:
+    def base(self: RecoveryLines) -> int | None:
         epochs = self._shared.state.image.epochs
         return next((x for x in reversed(epochs) if epochs[x].status in (COMPLETE, VOID)), 0)
 
-    return [(Lines, "_base", base)]
+    return [(RecoveryLines, "_base", base)]
 
 
 def continues_after_rollback_request() -> list[Patch]:

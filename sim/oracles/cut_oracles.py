@@ -48,33 +48,35 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 
 def record_cut(
-    books: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
+    ground_truth: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
     """Return every agent's position in the cut, with findings for checkpoints that were never captured or that differ from their image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
-    branch = books.branch_of(plan)
+    branch = ground_truth.branch_of(plan)
     for agent, checkpoint in checkpoints.items():
         cut.checkpoints[agent] = digest_of(encode_checkpoint(checkpoint))
         cut.places[agent] = NOWHERE
         if not checkpoint.is_unborn:
-            findings.extend(_check_image(books, branch, epoch, checkpoint))
-            captured = books.find(checkpoint)
+            findings.extend(_check_image(ground_truth, branch, epoch, checkpoint))
+            captured = ground_truth.find(checkpoint)
             if captured is not None:
                 cut.places[agent] = CutPlace(captured.turns, captured.voids, captured.parked, captured)
     _add_gone(branch, cut)
     return cut, findings
 
 
-def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint) -> Iterator[Finding]:
+def _check_image(
+    ground_truth: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint
+) -> Iterator[Finding]:
     """Check a stored checkpoint against its captured image and its branch."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
-    difference = books.difference(checkpoint)
+    difference = ground_truth.difference(checkpoint)
     if difference:
         yield "restored", "G3", f"{name} {difference}"
         return
-    captured, history = books.find(checkpoint), branch.histories.get(agent)
+    captured, history = ground_truth.find(checkpoint), branch.histories.get(agent)
     if checkpoint.incarnation != branch.plan and (history is None or history.origin != captured):
         yield "incarnation", "G9", f"{name} is of an older plan, and plan {branch.plan} did not start from it"
 
@@ -107,17 +109,19 @@ def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
     )
 
 
-def check_counts(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[Finding]:
+def check_counts(
+    ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]
+) -> Iterator[Finding]:
     """Check orphans and channel states by counting messages."""
     outboxes = {agent: _outbox_of(checkpoint) for agent, checkpoint in checkpoints.items() if checkpoint.outbox}
     seen: dict[tuple[str, str], None] = {}
-    for (sender, receiver), channel in books.branch_of(cut.plan).channels.items():
+    for (sender, receiver), channel in ground_truth.branch_of(cut.plan).channels.items():
         at, to = cut.places.get(sender, NOWHERE), checkpoints.get(receiver)
         if to is None:
             if receiver not in cut.places:
                 yield from _check_outside(cut, channel, at)
             continue
-        left, got = books.left(channel, at), books.got(channel, cut.places[receiver])
+        left, got = ground_truth.left(channel, at), ground_truth.got(channel, cut.places[receiver])
         if got > left:
             yield (
                 "orphan",
@@ -208,14 +212,14 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
     return f"{len(expected)} must be ({missing} missing, {surplus} surplus, else out of order or twice)"
 
 
-def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
+def check_clocks(ground_truth: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
     """Check for orphans by comparing vector clocks."""
-    branch = books.branch_of(cut.plan)
-    inside = [0] * len(books.places)
+    branch = ground_truth.branch_of(cut.plan)
+    inside = [0] * len(ground_truth.places)
     for agent, place in cut.places.items():
-        if agent in books.places:
-            inside[books.places[agent]] = place.turns
-    names = list(books.places)
+        if agent in ground_truth.places:
+            inside[ground_truth.places[agent]] = place.turns
+    names = list(ground_truth.places)
     for agent, place in cut.places.items():
         clocks = branch.histories[agent].clocks if agent in branch.histories else []
         if place.turns >= len(clocks):
@@ -232,7 +236,7 @@ def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
                 )
 
 
-def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
+def situations(ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
     """Return the names of the probes that this epoch hits."""
     if any(any(x.in_transit.values()) for x in checkpoints.values()):
         yield "channel state not empty"
@@ -242,24 +246,28 @@ def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, Age
         yield "spawn in a cut"
     if len(cut.places) > len(checkpoints):
         yield "agent gone before a cut"
-    channels = books.branch_of(cut.plan).channels
+    channels = ground_truth.branch_of(cut.plan).channels
     if any(x.sent_at and x.sent_at[0] > cut.places.get(x.sender, NOWHERE).turns for x in channels.values()):
         yield "channel opened after a record"
 
 
-def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[str]:
+def situations_at_end(ground_truth: GroundTruth, initial: Container[str]) -> Iterator[str]:
     """Yield the names of the probes that a finished run has hit. `initial` contains the run's initial agents."""
-    dead_letters, outputs, branch = books.dead_letters, books.outputs, books.branches.get(books.newest_plan)
+    dead_letters, outputs, branch = (
+        ground_truth.dead_letters,
+        ground_truth.outputs,
+        ground_truth.branches.get(ground_truth.newest_plan),
+    )
     histories = branch.histories if branch is not None else {}
     evidence_of: dict[str, object] = {
-        "zombie turn": books.zombie_turns,
-        "dead letter": books.dead_lettered,
-        "dead letter of its sender": books.unroutable,
+        "zombie turn": ground_truth.zombie_turns,
+        "dead letter": ground_truth.dead_lettered,
+        "dead letter of its sender": ground_truth.unroutable,
         **{
             f"letter {effect}": dead_letters.effects.get(effect)
             for effect in ("handled", "failed again", "dropped", "gone")
         },
-        "input consumed": any(x.inputs for each in books.branches.values() for x in each.histories.values()),
+        "input consumed": any(x.inputs for each in ground_truth.branches.values() for x in each.histories.values()),
         "output emitted": outputs.emitted,
         "output released": outputs.had,
         "output undone": outputs.undone,

@@ -44,9 +44,9 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cut_oracles
 from snapline.sim.oracles.cut_oracles import StopOracle
-from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
+from snapline.sim.oracles.input_output_oracles import check_dead_letters
 from snapline.sim.oracles.line_oracles import (
     ExpectedRetention,
     Frozen,
@@ -97,7 +97,7 @@ class Judge:
     Attributes:
         violations: the first violations.
         probes: noteworthy situations that occurred in this run.
-        books: the ground truth.
+        ground_truth: who sent, received and consumed each message.
         replays: the replay oracle.
         on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is called most often.
         on_frozen: method of `LivePlaces` for a host whose agents are frozen.
@@ -107,20 +107,22 @@ class Judge:
     def __init__(self, terms: JudgeTerms, *, fleet: Fleet, agents: Sequence[str]) -> None:
         self.violations: list[Violation] = []
         self.probes = Probes()
-        self.books = GroundTruth(self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
-        self.on_turn = self.books.on_turn
-        self.on_dead_lettered = self.books.on_dead_lettered
-        self.on_unroutable = self.books.on_unroutable
-        self.on_left = self.books.on_left
+        self.ground_truth = GroundTruth(
+            self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay
+        )
+        self.on_turn = self.ground_truth.on_turn
+        self.on_dead_lettered = self.ground_truth.on_dead_lettered
+        self.on_unroutable = self.ground_truth.on_unroutable
+        self.on_left = self.ground_truth.on_left
         self._terms = terms
         self._is_autonomous = is_autonomous(terms.protocol)
         self._fleet = fleet
         self._outcomes = Outcomes()
         self._log = LogHistory()
-        self._lines = LineOracle(self.books)
+        self._lines = LineOracle(self.ground_truth)
         self._stop = StopOracle(fleet)
         self.replays = ReplayOracle(self.report, fleet, is_own=terms.is_own)
-        self._live = LivePlaces(self.books)
+        self._live = LivePlaces(self.ground_truth)
         self.on_frozen = self._live.on_frozen
         self.on_unsaved = self._live.on_unsaved
         self._cuts: dict[int, CutRecord] = {}
@@ -133,13 +135,13 @@ class Judge:
     ) -> None:
         """Record an image that has just been captured by the command CaptureState ("coordinated") or TakeCheckpoint."""
         if control.is_born:
-            self.books.on_captured(t_ns, plan, agent, control, state, basis, round_)
+            self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
                 self.probes.hit("forced checkpoint")
 
     def on_stopping(self, plan: int, agent: str) -> None:
         """Record that the agent's last turn called `ctx.stop()`."""
-        self.books.on_stopping(plan, agent)
+        self.ground_truth.on_stopping(plan, agent)
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
@@ -147,10 +149,10 @@ class Judge:
 
         A refusal is also right for a host of an older plan, and in a fleet that has its maximum size.
         """
-        self.books.on_unroutable(t_ns, plan, parent, child, payload)
+        self.ground_truth.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
-        is_full = len(self.books.branch_of(plan).histories) > fleet_records.AGENTS_MAX
-        if is_old or is_full or child in self._fleet.agents or self.books.is_created(plan, child):
+        is_full = len(self.ground_truth.branch_of(plan).histories) > fleet_records.AGENTS_MAX
+        if is_old or is_full or child in self._fleet.agents or self.ground_truth.is_created(plan, child):
             return
         text = f"{parent} was refused the creation of {child}, which nobody has created under plan {plan} or before it"
         self.report("refused", "G3", t_ns, text)
@@ -158,7 +160,7 @@ class Judge:
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
         """Check an agent that a host has loaded from the recovery line of a plan, or in its initial state (None)."""
         cut = self._cuts.get(line_epoch)
-        if plan not in self.books.branches:
+        if plan not in self.ground_truth.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
         if checkpoint is None:
             if line_epoch:
@@ -173,7 +175,7 @@ class Judge:
         self.probes.sometimes(any(checkpoint.in_transit.values()), "messages delivered again")
 
     def _check_captured(self, t_ns: int, what: str, checkpoint: AgentCheckpoint) -> None:
-        difference = self.books.difference(checkpoint)
+        difference = self.ground_truth.difference(checkpoint)
         if difference:
             name = f"checkpoint {checkpoint.number} of {checkpoint.agent}, incarnation {checkpoint.incarnation}"
             self.report("restored", "G11", t_ns, f"{what} {name}, which {difference}")
@@ -187,7 +189,7 @@ class Judge:
         if plan > 1:
             self.probes.hit("recovery")
             self.probes.sometimes(line_epoch == 0, "recovery to the initial states")
-        self.books.start_branch(plan, cut)
+        self.ground_truth.start_branch(plan, cut)
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
@@ -220,14 +222,14 @@ class Judge:
             case op.AdmitHost():
                 probes.sometimes(result.number > 1, "host came back")
             case op.CompleteEpoch() as kind:
-                self.books.outputs.on_complete(kind.epoch, self._plan_of(kind.epoch))
+                self.ground_truth.outputs.on_complete(kind.epoch, self._plan_of(kind.epoch))
             case op.RemoveAgent() as kind:
-                self.books.outputs.on_left(t_ns, self.books.history_of(kind.plan, kind.agent))
+                self.ground_truth.outputs.on_left(t_ns, self.ground_truth.history_of(kind.plan, kind.agent))
             case op.CommitPlan() as kind:
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
             case op.Restore() as kind:
-                self.books.on_restored(t_ns, kind, state.plan_number)
+                self.ground_truth.on_restored(t_ns, kind, state.plan_number)
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:
                 if self._is_within:
@@ -237,16 +239,16 @@ class Judge:
                 pass
 
     def _note_plan(self, t_ns: int, plan: int, line: int, *, is_dropping: bool = False) -> None:
-        self.books.outputs.on_plan(plan, line)
+        self.ground_truth.outputs.on_plan(plan, line)
         cut = self._cuts.get(line)
-        self.books.inputs.drops.on_plan(t_ns, plan, cut, is_dropping=is_dropping)
+        self.ground_truth.inputs.drops.on_plan(t_ns, plan, cut, is_dropping=is_dropping)
 
     def _probe_plan(self, kind: op.CommitPlan, state: FleetView) -> None:
         plans = state.image.plans
         self.probes.sometimes(len(plans) > 1 and not plans[-2].done_ns, "recovery killed")
         if any(epoch > kind.line_epoch for epoch in plans[-1].condemned):
             self.probes.hit("damaged epoch skipped")
-            self.books.inputs.on_bytes_lost()
+            self.ground_truth.inputs.on_bytes_lost()
         if self._is_autonomous and kind.line_epoch == 0 and kind.expected_plan:
             durable = self._lines.durable_of(kind.expected_plan)
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
@@ -298,7 +300,7 @@ class Judge:
             if self._is_within:
                 self.report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
             return
-        cut, findings = cut_oracles.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
+        cut, findings = cut_oracles.record_cut(self.ground_truth, epoch, self._plan_of(epoch), checkpoints)
         base_epoch = self._base_of(epoch)
         base = self._cuts.get(base_epoch)
         self._cuts[epoch] = cut
@@ -335,9 +337,9 @@ class Judge:
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         """Compare an epoch with the ground truth; all its images must be known."""
-        self._report_all(t_ns, cut_oracles.check_counts(self.books, cut, checkpoints))
+        self._report_all(t_ns, cut_oracles.check_counts(self.ground_truth, cut, checkpoints))
         if self._terms.with_clocks:
-            self._report_all(t_ns, cut_oracles.check_clocks(self.books, cut))
+            self._report_all(t_ns, cut_oracles.check_clocks(self.ground_truth, cut))
         for agent, checkpoint in checkpoints.items():
             self._check_dead_letters(t_ns, cut, agent, checkpoint)
         whole_cut = Cut(cut.epoch, checkpoints, self._fleet)
@@ -345,11 +347,11 @@ class Judge:
         broken = self._terms.check_cut(whole_cut)
         if broken:
             self.report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
-        for name in cut_oracles.situations(self.books, cut, checkpoints):
+        for name in cut_oracles.situations(self.ground_truth, cut, checkpoints):
             self.probes.hit(name)
 
     def _check_dead_letters(self, t_ns: int, cut: CutRecord, agent: str, checkpoint: AgentCheckpoint) -> None:
-        history, place = self.books.branch_of(cut.plan).histories.get(agent), cut.places[agent]
+        history, place = self.ground_truth.branch_of(cut.plan).histories.get(agent), cut.places[agent]
         if history is not None and place.captured is not None:
             for text in check_dead_letters(history, place, checkpoint, cut.epoch):
                 self.report("letters", "G3", t_ns, text)
@@ -361,7 +363,7 @@ class Judge:
 
     def _plan_of(self, epoch: int) -> int:
         line = self._outcomes.epochs.get(epoch)
-        return line.plan if line is not None else self.books.newest_plan
+        return line.plan if line is not None else self.ground_truth.newest_plan
 
     def _base_of(self, epoch: int) -> int:
         """Return the newest epoch that was complete before this one. The world may report that epoch before or after its commit."""
@@ -375,9 +377,9 @@ class Judge:
     def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
         """Check the outputs of an epoch that a leader reports as released; `release` is None if there is no release file."""
         cut = self._cuts.get(epoch)
-        branch = self.books.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
+        branch = self.ground_truth.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
         is_void = self._outcomes.is_void(epoch)
-        self.books.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
+        self.ground_truth.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
         """Check a condemned epoch. `is_whole` tells whether every byte of the epoch is on disk as it was written."""
@@ -391,7 +393,7 @@ class Judge:
         """Check the checkpoints of a durable pack."""
         for checkpoint in checkpoints:
             self._check_captured(t_ns, "a pack holds", checkpoint)
-            captured = self.books.find(checkpoint)
+            captured = self.ground_truth.find(checkpoint)
             if captured is not None and self._is_autonomous:
                 self._lines.on_durable(plan, captured)
 
@@ -413,7 +415,7 @@ class Judge:
         if not newest_readable and self._is_within:
             self.report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
         self.probes.sometimes(bool(missing), "checkpoints deleted")
-        now = self._outcomes.plan or self.books.newest_plan
+        now = self._outcomes.plan or self.ground_truth.newest_plan
         if not self._is_autonomous or plan not in (0, now) or epoch in self._damaged:
             return
         if not plan:
@@ -425,7 +427,7 @@ class Judge:
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
         """Return (turns, checkpoints) that each affected agent loses when the plan after `plan` starts from this epoch."""
-        source = self.books.branches.get(plan)
+        source = self.ground_truth.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []
         for agent, history in source.histories.items() if source is not None else ():
@@ -451,13 +453,13 @@ class Judge:
             return False
         if cut is None or agent not in cut.places or cut.places[agent].is_gone:
             return True
-        history = self.books.branch_of(cut.plan).histories.get(agent)
+        history = self.ground_truth.branch_of(cut.plan).histories.get(agent)
         turn = turns(history).get(payload) if history is not None else None
         return turn is not None and turn <= cut.places[agent].turns
 
     def beyond_line(self) -> list[str]:
         """Return the agents that have taken turns since the newest complete epoch."""
-        branch = self.books.branches.get(self.books.newest_plan)
+        branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         cut = self._cuts.get(self._outcomes.newest_complete)
         places = cut.places if cut is not None else {}
         histories = branch.histories.values() if branch is not None else ()
@@ -469,7 +471,7 @@ class Judge:
 
     def turns_of(self, agent: str) -> int:
         """Return the number of turns that an agent has finished in the history of the newest plan."""
-        branch = self.books.branches.get(self.books.newest_plan)
+        branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         history = branch.histories.get(agent) if branch is not None else None
         return history.turns if history is not None else 0
 
@@ -494,18 +496,20 @@ class Judge:
         `heard`, which have received all messages, are compared. If `is_released`, the outputs of the newest complete epoch are released.
         """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
-        for name in cut_oracles.situations_at_end(self.books, self._fleet.agents):
+        for name in cut_oracles.situations_at_end(self.ground_truth, self._fleet.agents):
             self.probes.hit(name)
-        branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
+        branch = self.ground_truth.branches.get(self._outcomes.plan or self.ground_truth.newest_plan)
         if branch is None or self.violations:
             return
         if is_quiet:
-            self.books.inputs.check_end(t_ns, branch.histories, heard, branch.plan)
-            self.books.dead_letters.check_end(t_ns, branch.histories, heard, self.books.inputs.drops, branch.plan)
+            self.ground_truth.inputs.check_end(t_ns, branch.histories, heard, branch.plan)
+            self.ground_truth.dead_letters.check_end(
+                t_ns, branch.histories, heard, self.ground_truth.inputs.drops, branch.plan
+            )
             newest = self._outcomes.newest_complete
             if is_released:
-                plan = self.books.branch_of(self._plan_of(newest))
-                self.books.outputs.check_end(t_ns, newest, self._cuts.get(newest), plan)
+                plan = self.ground_truth.branch_of(self._plan_of(newest))
+                self.ground_truth.outputs.check_end(t_ns, newest, self._cuts.get(newest), plan)
         report = check_branch(branch, self._terms.protocol)
         self._report_all(t_ns, report.findings)
         self.probes.sometimes(report.is_tracking_judged, "tracking judged")

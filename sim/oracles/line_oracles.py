@@ -149,8 +149,8 @@ def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 class LineOracle:
     """Durable checkpoints of each plan, and their possible lines."""
 
-    def __init__(self, books: GroundTruth) -> None:
-        self._ground_truth = books
+    def __init__(self, ground_truth: GroundTruth) -> None:
+        self._ground_truth = ground_truth
         self._durable: dict[int, dict[str, dict[int, Captured]]] = {}
         self._known: dict[int, dict[str, int]] = {}
         self._proposed: dict[tuple[str, int], dict[str, int]] = {}
@@ -403,8 +403,8 @@ class Freezes:
 class LivePlaces:
     """Positions of agents in the ground truth when their hosts froze."""
 
-    def __init__(self, books: GroundTruth) -> None:
-        self._ground_truth = books
+    def __init__(self, ground_truth: GroundTruth) -> None:
+        self._ground_truth = ground_truth
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:

@@ -24,13 +24,11 @@ checks suffice, and take linear time:
 4. Real time: a proposal made after the answer to another proposal comes after that proposal in the log.
 5. An index that was committed is never committed again with another entry.
 
-An unknown outcome allows everything: the entry may be committed at any time, or never. `is_linearizable` is Wing and Gong's checker
-for a few operations; tests compare its result with that of the checks above.
+An unknown outcome allows everything: the entry may be committed at any time, or never. Tests compare these checks with Wing and
+Gong's checker, which tries every order of a few operations.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations
-from typing import Literal
+from collections.abc import Iterator
 
 import msgspec
 
@@ -227,10 +225,6 @@ def _request_of(operation: op.Operation) -> tuple[str, int, bytes]:
     return operation.client, operation.sequence, op.digest_of(operation.kind)
 
 
-OPERATIONS_MAX = 6
-"""Maximum number of calls to check: 720 orders for each choice of the calls with unknown outcome."""
-
-
 class _Entry(msgspec.Struct):
     index: int
     result: OperationResult
@@ -315,47 +309,3 @@ class LogHistory:
             return
         later[0].is_claimed = True
         self._acknowledged = max(self._acknowledged, later[0].index)
-
-
-# ---- the exhaustive checker -----------------------------------------------------------------------------------------
-
-
-class LogCall(msgspec.Struct, frozen=True):
-    """One call of a log: the times of call and answer, and the outcome. `place` is the index of the call's entry if it was acknowledged."""
-
-    value: bytes
-    called: int
-    answered: int
-    outcome: Literal["committed", "rejected", "unknown"]
-    place: int = -1
-
-
-def is_linearizable(calls: Sequence[LogCall], log: Sequence[bytes]) -> bool:
-    """Return whether some order of the calls explains the answers and the final `log`.
-
-    The function tries every order that real time allows, with every subset of the calls whose outcome is unknown.
-
-    Raises:
-        ValueError: there are more calls than can be checked.
-    """
-    if len(calls) > OPERATIONS_MAX:
-        raise ValueError(f"{len(calls)} calls: at most {OPERATIONS_MAX}")
-    sure = [call for call in calls if call.outcome == "committed"]
-    unknown = [call for call in calls if call.outcome == "unknown"]
-    return any(
-        _explains(order, log)
-        for count in range(len(unknown) + 1)
-        for chosen in combinations(unknown, count)
-        for order in permutations([*sure, *chosen])
-    )
-
-
-def _explains(order: Sequence[LogCall], log: Sequence[bytes]) -> bool:
-    if [call.value for call in order] != list(log):
-        return False
-    for place, call in enumerate(order):
-        if call.outcome == "committed" and call.place != place:
-            return False
-        if any(later.outcome != "unknown" and later.answered < call.called for later in order[place + 1 :]):
-            return False
-    return True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from snapline.diagrams.event_history import INITIAL, PastEvents
-from snapline.diagrams.scene import Alarm, Arrow, Band, Bar, BarKind, Front, Place, Scene, Track, clock
+from snapline.diagrams.scene import Alarm, Arrow, Band, Bar, BarKind, Front, Position, Scene, Track, clock
 from snapline.diagrams.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
 from snapline.sim.result import ExecutedFault, Result, count, seconds, time_span
@@ -52,7 +52,7 @@ class Columns:
         """Return the column of a time, which is before all events at this time."""
         return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
 
-    def of_position(self, position: Place) -> Place:
+    def of_position(self, position: Position) -> Position:
         """Return the column of a position. Positions outside the window get columns outside the diagram."""
         index = int(position) - self._first
         if index < 0:
@@ -61,7 +61,7 @@ class Columns:
             return self.count + 1
         return index + bisect_right(self.bounds, self.times[index])
 
-    def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
+    def ticks(self, least: float) -> Iterator[tuple[Position, str]]:
         """Yield columns and their times, at least `least` columns apart. Two columns with the same time get one tick."""
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
@@ -82,12 +82,15 @@ def _bounds(recording: Recording, result: Result) -> Iterator[int]:
         yield violation.t_ns
 
 
-HOSTS_MAX = 40
+TRACKS_MAX = 40
 """Maximum number of host tracks; a report with more tracks is unreadable."""
 
 
 def tracks_of(
-    recording: Recording | None, faults: Iterable[ExecutedFault], place: Callable[[int], Place], window: tuple[int, int]
+    recording: Recording | None,
+    faults: Iterable[ExecutedFault],
+    place: Callable[[int], Position],
+    window: tuple[int, int],
 ) -> tuple[list[Track], list[str]]:
     """Return the tracks between the two times in `window`, and notes on omitted items."""
     end_ns = window[1]
@@ -116,14 +119,14 @@ def tracks_of(
     hosts: dict[str, list[Bar]] = {}
     for span in recording.hosts if recording else ():
         hosts.setdefault(span.host, []).extend(host(span))
-    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:HOSTS_MAX]]
+    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:TRACKS_MAX]]
     epochs = [one for span in (recording.epochs.values() if recording else ()) for one in epoch(span)]
     packed = (Track("epochs", epochs), Track("faults", [fault_bar for one in faults for fault_bar in fault(one)]))
-    notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
+    notes = [f"{TRACKS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > TRACKS_MAX else []
     return [*tracks, *(track for track in packed if track.bars)], notes
 
 
-def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
+def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[int, int]) -> Iterator[Alarm]:
     """Yield the first violation if it is inside the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
@@ -237,7 +240,7 @@ def _ends(arrow: Arrow) -> set[str]:
     return {arrow.receiver} if arrow.sent is None else {arrow.sender, arrow.receiver}
 
 
-def _positions(arrow: Arrow) -> tuple[Place, ...]:
+def _positions(arrow: Arrow) -> tuple[Position, ...]:
     return arrow.received if arrow.sent is None else (arrow.sent, *arrow.received)
 
 

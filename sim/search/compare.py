@@ -31,6 +31,7 @@ from functools import lru_cache
 import msgspec
 
 from snapline.errors import UsageError
+from snapline.messages.answers import document
 from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.choices import stream_of
 from snapline.sim.faults.fault_kinds import CrashFault, duration_ns, format_duration
@@ -276,7 +277,7 @@ class Comparison(msgspec.Struct):
         return next(cell for cell in self.cells if cell.setting == setting)
 
     def to_json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode({"apiVersion": "snapline/v1", "kind": "Comparison", "of": self}))
+        return msgspec.json.format(msgspec.json.encode(document("Comparison", of=self)))
 
 
 def compare(

@@ -17,6 +17,7 @@ For all kinds, the service asserts that compensations run newest first. Valid pa
 because the service cannot tell whether their history was discarded.
 """
 
+import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet
-from snapline.sim.world.kernel import START_OF_TIME_NS, sleep
+from snapline.sim.world.kernel import START_OF_TIME_NS
 
 EFFECTS = ("keyed", "unkeyed", "probed", "once")
 TASKS = (*EFFECTS, "step", "wait", "call", "emit")
@@ -167,7 +168,7 @@ class Service:
     async def pay_slowly(self, task: str, *, key: str) -> str:
         """Pay for a task at once, and return the receipt after a delay."""
         receipt = self.pay(task, key=key)
-        await sleep(SLOW_S)
+        await asyncio.sleep(SLOW_S)
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:

@@ -110,7 +110,7 @@ class PagerankWorkload(Workload):
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
     """Return the largest difference from the sequential result, and the largest difference that is allowed."""
     from snapline.examples import forward_push
-    from snapline.examples.pagerank_reference import ACCURACY, personalised_pagerank
+    from snapline.examples.pagerank import ACCURACY, personalised_pagerank
 
     ranks = forward_push.gather(shards)
     seeds = forward_push.choose_seeds(imports, ranks.shape[1])

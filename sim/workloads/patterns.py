@@ -63,7 +63,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "the same, and the fleet ends by stop_when while clients still send inputs",
     ),
     "returning": ("walks:make_returning", "tokens, among agents that have the whole fleet go back now and then"),
-    "memory": ("memory:make_memory", "tokens, among agents with a history and an array each: states with parts"),
+    "memory": ("walks:make_memory", "tokens, among agents with a history and an array each: states with parts"),
     "orders": (
         "example_fleets:make_orders",
         "the example: steps, failures, dead letters, agents that stop; money is conserved",

@@ -223,7 +223,7 @@ class ClientCalls:
         """Record the payload of an input that a host is about to accept or has already accepted."""
         if not one.payload:
             one.payload = payload
-            self._shared.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
+            self._shared.judge.ground_truth.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
 
     def _on_outcomes(
         self,
@@ -236,7 +236,7 @@ class ClientCalls:
         is_heard: bool,
     ) -> None:
         """Handle the host's decisions on inputs; the host followed this recovery plan when the request arrived."""
-        oracle = self._shared.judge.books.inputs
+        oracle = self._shared.judge.ground_truth.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
             if outcome.status in (ACCEPTED, REPEATED):
@@ -365,7 +365,7 @@ class SimClient:
         self._shared = shared
         self._log = log
         self._hosts = hosts
-        self._oracle = shared.judge.books.inputs
+        self._oracle = shared.judge.ground_truth.inputs
         self._left = shared.scenario.clients.inputs
         self._inputs = 0
         """Number of inputs created so far."""
@@ -613,7 +613,7 @@ class SimClient:
             self._oracle.on_denied(self._shared.kernel.now_ns, one.payload, f"{end.ending}: {end.reason}")
 
     def _is_always_there(self, agent: str) -> bool:
-        return agent in self._shared.agents and not self._shared.judge.books.has_stopped(agent)
+        return agent in self._shared.agents and not self._shared.judge.ground_truth.has_stopped(agent)
 
     def _retry_input(self, one: ClientInput) -> None:
         """Retry an input of unknown outcome, or one that was not accepted in time."""

@@ -156,21 +156,21 @@ class JudgeObserver(HostObserver):
         now_ns = self._shared.kernel.now_ns
         agent = self.core.agents.get(command.agent)
         if agent is not None:
-            self._judge.books.steps.on_dead_lettered(agent.id, agent.incarnation)
+            self._judge.ground_truth.steps.on_dead_lettered(agent.id, agent.incarnation)
         self._judge.on_dead_lettered(
             now_ns, self.core.plan, command.agent, command.what, command.sender, command.payload
         )
 
     def _message_taken(self, taken: ev.MessageConsumedInTurn, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
-        self._judge.books.on_taken(
+        self._judge.ground_truth.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
     def _command_consumed(self, taken: ev.OperatorCommandConsumed, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
-        self._judge.books.on_command_consumed(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
+        self._judge.ground_truth.on_command_consumed(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
     def _message_unroutable(self, command: ev.UnroutableMessageDeadLettered, execute: Execute) -> None:
         execute(command)
@@ -178,19 +178,23 @@ class JudgeObserver(HostObserver):
         tell(self._shared.kernel.now_ns, self.core.plan, command.sender, command.receiver, command.payload)
 
     def _run_step(self, command: ev.RunStep, execute: Execute) -> None:
-        self._judge.books.steps.on_step(self._shared.kernel.now_ns, command.agent, command.incarnation, command.name)
+        self._judge.ground_truth.steps.on_step(
+            self._shared.kernel.now_ns, command.agent, command.incarnation, command.name
+        )
         execute(command)
 
     def _run_effect(self, command: ev.RunEffect, execute: Execute) -> None:
-        now_ns, books = self._shared.kernel.now_ns, self._judge.books
-        books.outputs.on_called(now_ns, command.agent, command.key)
-        is_present = self.core.plan >= books.newest_plan
-        books.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
+        now_ns, ground_truth = self._shared.kernel.now_ns, self._judge.ground_truth
+        ground_truth.outputs.on_called(now_ns, command.agent, command.key)
+        is_present = self.core.plan >= ground_truth.newest_plan
+        ground_truth.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         execute(command)
 
     def _effect_recorded(self, record: ev.EffectRecordEmitted, _: Execute) -> None:
-        self._judge.books.on_effect_recorded(self._shared.kernel.now_ns, self.core.plan, record.agent, record.payload)
+        self._judge.ground_truth.on_effect_recorded(
+            self._shared.kernel.now_ns, self.core.plan, record.agent, record.payload
+        )
 
     def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:
         core = self.core
@@ -202,7 +206,7 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        self._judge.books.on_failed(self._shared.kernel.now_ns, event.incarnation, event.agent)
+        self._judge.ground_truth.on_failed(self._shared.kernel.now_ns, event.incarnation, event.agent)
         freeze = self.core.mode.standing().freeze
         if freeze is not None:
             self._judge.on_unsaved(self.sim.name, self.core.start, self.core.plan, freeze, event.agent)
@@ -211,7 +215,7 @@ class JudgeObserver(HostObserver):
 
     def _watch_turn(self, run: RunTurn, turn: ev.StartTurn) -> ev.Event | None:
         self._passed(WHEN_WORKING)
-        rollbacks = self._judge.books.rollbacks
+        rollbacks = self._judge.ground_truth.rollbacks
         if rollbacks.asked:
             rollbacks.on_turn(self._shared.kernel.now_ns, turn.agent, turn.incarnation)
         if turn.turn is not None or turn.what != "segment":
@@ -223,13 +227,13 @@ class JudgeObserver(HostObserver):
             self._judge.replays.on_turn(turn.agent, known, self.turns.object_of(turn.agent))
         if may_wait(known):
             state = encode_ordered(self.turns.object_of(turn.agent).state)
-            self._judge.books.effects.on_started(turn)
+            self._judge.ground_truth.effects.on_started(turn)
             if turn.found is not None:
-                place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
-                self._judge.books.steps.waits.on_over(
+                place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
+                self._judge.ground_truth.steps.waits.on_over(
                     self._shared.kernel.now_ns, turn.agent, place, turn.found, self._shared.faults
                 )
-            self._judge.books.steps.on_started(turn, state)
+            self._judge.ground_truth.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
         ended = self._shared.output_injector.with_outputs(turn, run(turn), self._shared.kernel.now_ns)
         if ended is None:
@@ -249,11 +253,13 @@ class JudgeObserver(HostObserver):
         now_ns = self._shared.kernel.now_ns
         self._add((now_ns, self.sim.name, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
-            self._judge.books.steps.on_ended(ended)
+            self._judge.ground_truth.steps.on_ended(ended)
             if ended.pause is not None and ended.pause.timeout_ns is not None:
-                place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
+                place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
                 is_again = turn.turn is not None and turn.turn.waits is not None
-                self._judge.books.steps.waits.on_waiting(now_ns, place, ended.pause.timeout_ns, is_again=is_again)
+                self._judge.ground_truth.steps.waits.on_waiting(
+                    now_ns, place, ended.pause.timeout_ns, is_again=is_again
+                )
             known = self.turns.type_of(turn.agent)
             if may_wait(known):
                 self._judge.replays.durable.on_ended(now_ns, ended, known, self.turns.object_of(turn.agent), draws)
@@ -265,21 +271,21 @@ class JudgeObserver(HostObserver):
                 draws=tuple(draws) if is_plain else None,
             )  # fmt: skip
             for topic, payload, _ in ended.outputs:
-                self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
+                self._judge.ground_truth.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
             if ended.reply:
                 is_dead_letter = self._begun_as[turn.agent] == "letter"
-                self._judge.books.on_replied(
+                self._judge.ground_truth.on_replied(
                     turn.incarnation, turn.agent, turn.payload, ended.reply, is_dead_letter=is_dead_letter
                 )
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             self._shared.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
-            self._judge.books.steps.on_ended(ended)
+            self._judge.ground_truth.steps.on_ended(ended)
             self._judge.replays.durable.on_failed(now_ns, ended, turn, self.turns.type_of(turn.agent))
             self._judge.probes.hit("turn failed" if ended.rollback is None else "rollback asked for")
             if ended.rollback is not None:
-                self._judge.books.rollbacks.on_rollback_requested(now_ns, turn.agent, turn.incarnation)
+                self._judge.ground_truth.rollbacks.on_rollback_requested(now_ns, turn.agent, turn.incarnation)
             check_handler_error(turn, ended)
 
     def directive_received(self, directive: Directive) -> None:
@@ -313,12 +319,12 @@ class JudgeObserver(HostObserver):
         whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
         basis, round_ = (command.basis, command.round) if isinstance(command, ev.TakeCheckpoint) else ("coordinated", 0)
         now_ns = self._shared.kernel.now_ns
-        self._judge.books.steps.on_captured(agent, command.control.incarnation, command.control.number)
+        self._judge.ground_truth.steps.on_captured(agent, command.control.incarnation, command.control.number)
         self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
     def _load_agents(self, command: ev.LoadAgents, execute: Execute) -> None:
         if command.drop_before:
-            self._judge.books.steps.on_dropped()
+            self._judge.ground_truth.steps.on_dropped()
         execute(command)
         if command.line_epoch:
             self._passed(WHEN_RECOVERING)
@@ -329,8 +335,8 @@ class JudgeObserver(HostObserver):
             for restored in outcome.agents:
                 self._add((now_ns, self.sim.name, restored.agent, "load", command.plan, command.line_epoch))
                 checkpoint = restored.checkpoint
-                self._judge.books.steps.waits.on_loaded(now_ns, restored.agent)
-                self._judge.books.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
+                self._judge.ground_truth.steps.waits.on_loaded(now_ns, restored.agent)
+                self._judge.ground_truth.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
                 if checkpoint is not None and checkpoint.parts:  # the judge needs the state restored from the parts
                     agent_object = outcome.objects[restored.agent]
                     state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))

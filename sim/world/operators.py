@@ -3,7 +3,7 @@
 `SimOperator` retries some dead letters and drops others. For effects that need an operator's decision, the operator looks at the service's
 record and resolves them. There is at most one open request, with one or two commands for one agent. The request and its answer may be lost,
 duplicated or late; then the operator repeats the request with the same keys, or gives up. Since the operator waits before it acts, a
-request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/dead_letters.py`).
+request may name a dead letter that is already settled or rolled back. The answers are reported to the oracle (`oracles/input_output_oracles.py`).
 
 `MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent once to the current leader; the next
 leader knows only the drain marks in the log. When the faults are over, the operator removes all marks, so that hosts may get agents again.
@@ -40,13 +40,13 @@ from snapline.messages.agent_commands import (
 from snapline.messages.answers import RestoreReply
 from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.messages.effect_records import outside_key
-from snapline.sim.oracles.dead_letters import command_name
-from snapline.sim.oracles.input_output_oracles import ReadRelease
+from snapline.sim.oracles.input_output_oracles import ReadRelease, command_name
 from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.hosts import Hosts
-from snapline.sim.world.kernel import MS, Future, Kernel, VirtualLoop, drive, settle
+from snapline.sim.world.kernel import MS, Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader
+from snapline.sim.world.steps import Future, VirtualLoop, drive, settle
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.store import Store
 
@@ -153,7 +153,7 @@ class SimOperator:
             self._said += 1
             payload = dead_letter_command_payload(DeadLetterCommand(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_operator_command=True)
-            self._shared.judge.books.dead_letters.on_command_given(agent, offered.key, payload)
+            self._shared.judge.ground_truth.dead_letters.on_command_given(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
@@ -206,7 +206,9 @@ class SimOperator:
         """Handle the answers of a host to a request that arrived under this plan; the answers may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
-                self._shared.judge.books.inputs.drops.on_taken(plan, command_name(command.key), is_repeated=False)
+                self._shared.judge.ground_truth.inputs.drops.on_taken(
+                    plan, command_name(command.key), is_repeated=False
+                )
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
 
@@ -214,7 +216,7 @@ class SimOperator:
         for command, answer in zip(words, answers, strict=True):
             self._shared.judge.probes.hit(f"word {answer.status}")
             if answer.status in ("accepted", "repeated") and not is_effect_resolution(command.payload):
-                self._shared.judge.books.dead_letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
+                self._shared.judge.ground_truth.dead_letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and command in self._open:
                 self._open.remove(command)

@@ -2,8 +2,8 @@
 
 Problem. The library of the real log owns threads, sockets, clock and files, so it cannot run in a simulated world. Its interface
 to the coordinator is small: `propose → committed, rejected, unknown`, and the leader. This model has the same interface for
-replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. `raft_model.py` models
-the lower half: leaders and commits. This module defines:
+replicas c1 … cn, and allows all behaviour of the real library that was observed within the fault budget. The upper half of
+the module defines:
 
 1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. Other replicas apply entries, or
    restore the frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
@@ -18,9 +18,31 @@ Outcomes and standings are reported only from events scheduled with `at`, never 
 
 This module carries G8 in the simulator. Choices come from the stream "log". Duty of callers: never change a state returned by
 `state_of` or `canonical`; `validate` detects such changes.
+
+The lower half is a model of Raft, for leaders and commits. It treats logs as a whole, in virtual time and without messages. It follows Ongaro and Ousterhout 2014; section numbers refer to that paper:
+
+1. A *leader term* is one term of one leader: an append-only list of slots. The list starts as a copy of the
+   leader's log at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots
+   of some leader term. So equal slots have equal predecessors by construction (log matching, 5.3).
+2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed at once, and take effect on the
+   next access (`settle`). One event occurs at the instant when a majority has acknowledged the slots. The event commits the
+   slots if a majority really has them and the barrier is among them (5.4.2).
+3. A candidate has not heard from a leader for an election timeout, reaches a majority, and has a log at least as good as the
+   log of each voter (5.4.1). The candidate is elected after a drawn delay, in a new term, and its voters reject older terms
+   from then on. A replica that hears from a leader votes only with a drawn probability, since the real library has no such
+   rule.
+4. A leader that reaches no majority still considers itself the leader for `LEASE_NS`, and appends to its own term meanwhile.
+5. A crash loses all slots that are not durable. If the leader crashes, drawn tails of its appends in flight are lost too. A
+   replica that starts has its durable prefix.
+
+Departures: there is no log compaction, a cut link loses no appends in flight, and a vote needs no sync.
 """
 
+from collections import deque
 from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
 
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
@@ -28,7 +50,474 @@ from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
-from snapline.sim.world.raft_model import MS, LeaderTerm, RaftModel, SimReplica, Slot, Waiting
+
+MS = 1_000_000
+
+TICK_NS = 100 * MS
+"""Interval of heartbeats: below the smallest election timeout, so that a healthy leader's heartbeats arrive in time."""
+
+ELECTION_NS = 150 * MS
+ELECTION_STEP_NS = 10 * MS
+ELECTION_STEPS = 16
+"""Number of different election timeouts, which are 150 to 300 ms: a fifth of the real ones, so that a run has more elections."""
+
+LEASE_NS = 1_000 * MS
+"""Time for which a leader without a majority still considers itself the leader: several elections, so that stale leaders are common."""
+
+ALONE_NS = 100 * MS
+"""Start time of a single replica, which needs no votes."""
+
+VOTE_STEP_NS = 5 * MS
+VOTE_STEPS = 10
+SYNC_STEP_NS = MS // 10
+SYNC_STEPS = 10
+
+SPLITS = 8
+DISRUPTIONS = 4
+"""One election in `SPLITS` fails because of split votes; one candidate in `DISRUPTIONS` disturbs a healthy leader."""
+
+Key = tuple[str | int, ...]
+
+
+class Slot:
+    """One position in a log. A slot whose `entry` is None is a barrier. `result` is valid once the slot is committed."""
+
+    __slots__ = ("entry", "index", "proposer", "result", "term")
+
+    def __init__(self, entry: bytes | None, *, index: int, term: int, proposer: str) -> None:
+        self.entry, self.index, self.term, self.proposer = entry, index, term, proposer
+        self.result = OperationResult("unchanged")
+
+
+class LeaderTerm:
+    """One term of one leader.
+
+    Attributes:
+        slots: log of the leader.
+        barrier: position of this term's first slot.
+        match: number of slots that each replica has acknowledged.
+        committed: number of slots that the leader knows to be committed.
+        commit_ns: time of the last pending commit; commits happen in the order of their slots.
+        sends: number of times that the log was sent since its last slot was added.
+        is_deposed: whether the leader's heartbeats are suppressed until another leader is elected.
+    """
+
+    def __init__(self, term: int, leader: str, slots: list[Slot]) -> None:
+        self.term, self.leader, self.slots = term, leader, slots
+        self.barrier = len(slots)
+        self.match: dict[str, int] = {}
+        self.committed = self.commit_ns = self.sends = 0
+        self.is_deposed = False
+        slots.append(Slot(None, index=len(slots), term=term, proposer=leader))
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the barrier is committed."""
+        return self.committed > self.barrier
+
+
+class Append(msgspec.Struct, frozen=True):
+    """An append in flight: the first `length` slots of a leader term, which are durable at a replica from `durable_ns` on."""
+
+    durable_ns: int
+    leader_term: LeaderTerm
+    length: int
+    is_acknowledged: bool
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A proposer that waits for the outcome of its slot."""
+
+    slot: Slot
+    then: Callable[[ProposalOutcome], None]
+    deadline_ns: int
+    is_forwarded: bool
+
+
+class SimReplica:
+    """One replica of the coordinator.
+
+    Attributes:
+        run: number that grows with every start and crash; callbacks of another run are dropped.
+        term: newest term that the replica knows or has voted in; older leaders are rejected.
+        log, length: the durable log is `log[:length]`.
+        appends: appends in flight to the replica, in order, all of one leader term.
+        leading: leader term that the replica believes it leads.
+        heard_from: leader term of the leader from which the replica hears.
+        heard_ns: time when the replica last heard from a leader, or voted.
+        majority_ns: time when the replica, as leader, last reached a majority.
+        reported_standing: standing (term, leader, whether the replica leads) that was reported last.
+        attempt, timeout_ns, is_disrupting: draws for the current attempt at an election.
+        state: the applied state.
+        applied: number of applied slots.
+        known: number of slots that the replica knows to be committed.
+        waiting: proposers that wait for an outcome.
+        proposals: number of all proposals of the replica.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_up = False
+        self.run = self.term = 0
+        self.log: list[Slot] = []
+        self.length = 0
+        self.appends: deque[Append] = deque()
+        self.leading: LeaderTerm | None = None
+        self.heard_from: LeaderTerm | None = None
+        self.heard_ns = self.majority_ns = 0
+        self.reported_standing = Standing()
+        self.attempt = -1
+        self.timeout_ns = 0
+        self.is_disrupting = False
+        self.state = FleetState()
+        self.applied = self.known = 0
+        self.waiting: list[Waiting] = []
+        self.proposals = 0
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Return the rank of the replica's log: term of the last slot, then length (5.4.1)."""
+        return (self.log[self.length - 1].term if self.length else 0), self.length
+
+    def settle(self, now_ns: int) -> None:
+        """Extend the durable log by the appends that have arrived and are synced by now."""
+        appends = self.appends
+        while appends and appends[0].durable_ns <= now_ns:
+            append = appends.popleft()
+            self.log, self.length = append.leader_term.slots, append.length
+            if append.is_acknowledged:
+                append.leader_term.match[self.name] = append.length
+
+    def raise_term(self, term: int, now_ns: int) -> None:
+        """Reject older leaders from now on, including their appends in flight."""
+        if self.term < term:
+            self.settle(now_ns)
+            self.term = term
+            self.appends.clear()
+
+
+class LogModel(Protocol):
+    """Interface for the effects of leader terms on states and proposers; implemented by `SimulatedLog`."""
+
+    def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
+        """Handle a commit, after which the leader knows the first `length` slots of its term to be committed, more than before."""
+
+    def on_standing_changed(self, replica: SimReplica) -> None:
+        """Handle a change of `reported_standing`."""
+
+    def on_leader_changed(self, replica: SimReplica) -> None:
+        """Handle a replica's first contact with a new leader."""
+
+    def on_beat(self, replica: SimReplica) -> None:
+        """Handle a tick of the clock at a replica that is up."""
+
+
+class RaftModel:
+    """Model of elections, replication and commits.
+
+    Attributes:
+        newest: leader term with the highest term number.
+        term: that number.
+        majority: size of a majority.
+        at, now, pick: functions that schedule calls, return the time and draw choices.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[str, ...],
+        log_model: LogModel,
+        *,
+        at: Callable[[int, Callable[[], None]], None],
+        now: Callable[[], int],
+        pick: Callable[[Key, int], int],
+        delay_ns: Callable[[str, str], int | None],
+    ) -> None:
+        self.replicas = {name: SimReplica(name) for name in nodes}
+        self.newest: LeaderTerm | None = None
+        self.term = 0
+        self.majority = len(nodes) // 2 + 1
+        self.at, self.now, self.pick, self._delay_ns = at, now, pick, delay_ns
+        self._log_model = log_model
+        self._attempt = 0
+        self._is_electing = self._is_ticking = False
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def bring_up(self, replica: SimReplica) -> None:
+        """Start the replica with its durable log."""
+        replica.is_up = True
+        replica.run += 1
+        replica.heard_ns = self.now()
+        if len(self.replicas) == 1:
+            self._elect_alone(replica)
+        elif not self._is_ticking:
+            self._is_ticking = True
+            self.at(self.now() + TICK_NS, self._on_tick)
+
+    def take_down(self, replica: SimReplica) -> None:
+        """Stop the replica. Slots that are not durable are lost."""
+        replica.settle(self.now())
+        replica.is_up = False
+        replica.run += 1
+        replica.appends.clear()
+        replica.reported_standing, replica.heard_from = Standing(), None
+        leader_term, replica.leading = replica.leading, None
+        if leader_term is not None:
+            self._lose_tails(leader_term)
+
+    def depose(self) -> None:
+        """Suppress the newest leader's heartbeats until another leader is elected. A single replica is elected again."""
+        leader_term = self.newest
+        if leader_term is None or self.replicas[leader_term.leader].leading is not leader_term:
+            return
+        leader_term.is_deposed = True
+        if len(self.replicas) == 1:
+            leader = self.replicas[leader_term.leader]
+            self._elect_alone(leader)
+            self.step_down(leader)
+
+    def _elect_alone(self, replica: SimReplica) -> None:
+        run = replica.run
+        self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
+
+    def _lose_tails(self, leader_term: LeaderTerm) -> None:
+        """Discard a crashed leader's last appends in flight to each follower; choices decide how many (0: none is lost)."""
+        for replica in self.replicas.values():
+            replica.settle(self.now())
+            if replica.appends and replica.appends[-1].leader_term is leader_term:
+                key = ("tail", leader_term.term, replica.name)
+                for _ in range(self.pick(key, len(replica.appends) + 1)):
+                    replica.appends.pop()
+
+    # ---- replication ----------------------------------------------------------------------------------------------
+
+    def replicate(self, leader_term: LeaderTerm) -> None:
+        """Send the whole log to all reachable replicas, and schedule the commit."""
+        leader, now_ns, length = self.replicas[leader_term.leader], self.now(), len(leader_term.slots)
+        leader_term.sends += 1
+        sync_ns = (1 + self.pick(("sync", leader_term.term, length, leader_term.sends), SYNC_STEPS)) * SYNC_STEP_NS
+        acknowledged = []
+        if leader.term == leader_term.term:
+            leader.appends.append(Append(now_ns + sync_ns, leader_term, length, True))
+            acknowledged.append(now_ns + sync_ns)
+        for replica in self.replicas.values():
+            there_ns = self.delay(leader, replica) if replica is not leader else None
+            if there_ns is None:
+                continue
+            back_ns = self.delay(replica, leader)
+            if replica.term > leader_term.term:
+                self._refuse(leader, replica, there_ns, back_ns)
+                continue
+            self._hear(replica, leader_term, there_ns)
+            durable_ns = now_ns + there_ns + sync_ns
+            if replica.appends:
+                durable_ns = max(durable_ns, replica.appends[-1].durable_ns)
+            replica.appends.append(Append(durable_ns, leader_term, length, back_ns is not None))
+            if back_ns is not None:
+                acknowledged.append(durable_ns + back_ns)
+        if len(acknowledged) >= self.majority:
+            acknowledged.sort()
+            leader_term.commit_ns = max(leader_term.commit_ns, acknowledged[self.majority - 1])
+            self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
+
+    def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
+        """Let a follower hear from a leader. The follower's term changes at once; its standing changes when the message arrives."""
+        now_ns, run = self.now(), replica.run
+        replica.heard_ns = now_ns
+        if replica.heard_from is not leader_term:
+            replica.heard_from = leader_term
+            replica.raise_term(leader_term.term, now_ns)
+            self.at(now_ns + there, lambda: self._on_heard(replica, run, leader_term))
+
+    def _on_heard(self, replica: SimReplica, run: int, leader_term: LeaderTerm) -> None:
+        if replica.run == run and replica.heard_from is leader_term:
+            replica.leading = None
+            self.tell(replica, Standing(leader_term.term, leader_term.leader))
+            self._log_model.on_leader_changed(replica)
+
+    def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
+        """Let the leader learn that the replica knows a newer term."""
+        run, term = leader.run, replica.term
+        if back is not None:
+            self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
+
+    def _on_refused(self, leader: SimReplica, run: int, term: int) -> None:
+        if leader.run == run and leader.leading is not None and leader.leading.term < term:
+            leader.raise_term(term, self.now())
+            self.step_down(leader)
+
+    def _on_acknowledged(self, leader_term: LeaderTerm) -> None:
+        leader, now_ns = self.replicas[leader_term.leader], self.now()
+        if leader.leading is not leader_term:
+            return
+        for replica in self.replicas.values():
+            if replica.appends:
+                replica.settle(now_ns)
+        length = self._agreed(leader_term)
+        if length > max(leader_term.committed, leader_term.barrier):
+            was_ready = leader_term.is_ready
+            leader_term.committed = leader.known = length
+            self._log_model.on_committed(leader_term, leader, length)
+            if not was_ready and leader.leading is leader_term:
+                self.tell(leader, Standing(leader_term.term, leader.name, is_leader=True))
+
+    def _agreed(self, leader_term: LeaderTerm) -> int:
+        """Return the number of slots that a majority of replicas holds."""
+        if len(leader_term.match) < self.majority:
+            return 0
+        return sorted(leader_term.match.values(), reverse=True)[self.majority - 1]
+
+    # ---- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        replicas = [replica for replica in self.replicas.values() if replica.is_up]
+        self._is_ticking = bool(replicas)
+        if not replicas:
+            return
+        self.at(self.now() + TICK_NS, self._on_tick)
+        for replica in replicas:
+            if replica.leading is not None:
+                self._beat(replica, replica.leading)
+        for replica in replicas:
+            self._log_model.on_beat(replica)
+        self._stand(replicas)
+
+    def _beat(self, leader: SimReplica, leader_term: LeaderTerm) -> None:
+        """Send one round of heartbeats; the leader steps down if it has not reached a majority for too long."""
+        now_ns, reached, is_lagging = self.now(), 1, leader_term.committed < len(leader_term.slots)
+        for replica in self.replicas.values() if not leader_term.is_deposed else ():
+            there_ns = self.delay(leader, replica) if replica is not leader else None
+            if there_ns is None:
+                continue
+            back_ns = self.delay(replica, leader)
+            if replica.term > leader_term.term:
+                self._refuse(leader, replica, there_ns, back_ns)
+                continue
+            self._hear(replica, leader_term, there_ns)
+            is_lagging = self._inform(replica, leader_term) or is_lagging
+            reached += back_ns is not None
+        if reached >= self.majority:
+            leader.majority_ns = now_ns
+        elif now_ns - leader.majority_ns >= LEASE_NS:
+            self.step_down(leader)
+            return
+        if is_lagging:
+            self.replicate(leader_term)
+
+    def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
+        """Inform a follower of the committed slots; return whether the follower lacks slots."""
+        replica.settle(self.now())
+        if replica.log is not leader_term.slots:
+            return True
+        replica.known = max(replica.known, min(leader_term.committed, replica.length))
+        return replica.length < len(leader_term.slots)
+
+    # ---- elections ------------------------------------------------------------------------------------------------
+
+    def _stand(self, replicas: list[SimReplica]) -> None:
+        """Start an election for the replica that has waited longest beyond its timeout, among those that would win."""
+        is_deposed = self.newest is not None and self.newest.is_deposed
+        standing = []
+        for replica in replicas:
+            if replica.is_up and replica.leading is None:
+                overdue_ns = self.now() - replica.heard_ns - self._timeout_of(replica)
+                if overdue_ns >= 0 or is_deposed:
+                    standing.append((-overdue_ns, replica.name))
+        for _, name in sorted(standing):
+            self._forget_leader(self.replicas[name])
+        for _, name in sorted(standing):
+            replica = self.replicas[name]
+            if not self._is_electing and replica.is_up and len(self._voters(replica)) >= self.majority:
+                self._campaign(replica)
+
+    def _forget_leader(self, replica: SimReplica) -> None:
+        if replica.is_up and replica.leading is None and replica.reported_standing.leader:
+            replica.heard_from = None
+            self.tell(replica, Standing(replica.term))
+
+    def _campaign(self, candidate: SimReplica) -> None:
+        self._is_electing = True
+        self._attempt += 1
+        run = candidate.run
+        wait_ns = (1 + self.pick(("votes", self._attempt), VOTE_STEPS)) * VOTE_STEP_NS
+        self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
+
+    def _timeout_of(self, replica: SimReplica) -> int:
+        """Return the replica's election timeout, which is drawn once for each attempt."""
+        if replica.attempt != self._attempt:
+            replica.attempt = self._attempt
+            key = (replica.name, self._attempt)
+            replica.timeout_ns = ELECTION_NS + self.pick(("time-out", *key), ELECTION_STEPS) * ELECTION_STEP_NS
+            replica.is_disrupting = self.pick(("disrupts", *key), DISRUPTIONS) == DISRUPTIONS - 1
+        return replica.timeout_ns
+
+    def _voters(self, candidate: SimReplica) -> list[SimReplica]:
+        """Return the replicas that would vote for the candidate at this moment."""
+        candidate.settle(self.now())
+        return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
+
+    def _votes_for(self, voter: SimReplica, candidate: SimReplica) -> bool:
+        if voter is candidate:
+            return True
+        if self.delay(voter, candidate) is None or self.delay(candidate, voter) is None:
+            return False
+        voter.settle(self.now())
+        return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
+
+    def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
+        """Return whether the voter may vote for the candidate, by the rule that preserves committed entries (5.4.1)."""
+        return candidate.last >= voter.last
+
+    def _is_free(self, voter: SimReplica) -> bool:
+        """Return whether the voter neither hears from a leader nor is a leader that reaches a majority."""
+        heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
+        is_deposed = self.newest is not None and self.newest.is_deposed
+        return is_deposed or self.now() - heard_ns >= ELECTION_NS
+
+    def _on_votes_counted(self, candidate: SimReplica, run: int) -> None:
+        self._is_electing = False
+        if candidate.run != run or candidate.leading is not None:
+            return
+        voters = self._voters(candidate)
+        is_split = len(voters) > 1 and self.pick(("split", self._attempt), SPLITS) == SPLITS - 1
+        if len(voters) >= self.majority and not is_split:
+            self._begin_leader_term(candidate, voters)
+
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+        self.term += 1
+        now_ns = self.now()
+        leader_term = self.newest = LeaderTerm(self.term, leader.name, leader.log[: leader.length])
+        for voter in voters:
+            voter.raise_term(self.term, now_ns)
+            voter.heard_ns = now_ns
+        leader.leading = leader.heard_from = leader_term
+        leader.majority_ns = now_ns
+        for voter in voters:
+            if voter.leading is not None and voter.leading is not leader_term:
+                self.step_down(voter)
+        if leader.leading is leader_term:
+            self.replicate(leader_term)
+
+    # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def step_down(self, replica: SimReplica) -> None:
+        """Make the replica step down; no other leader is known yet."""
+        replica.leading = None
+        replica.heard_ns = self.now()
+        self.tell(replica, Standing(replica.term))
+
+    def tell(self, replica: SimReplica, standing: Standing) -> None:
+        """Report the replica's standing if it has changed since the last report."""
+        if standing != replica.reported_standing:
+            replica.reported_standing = standing
+            self._log_model.on_standing_changed(replica)
+
+    def delay(self, source: SimReplica, target: SimReplica) -> int | None:
+        """Return the current delay between two replicas, or None if either is down or the target is unreachable."""
+        if not (source.is_up and target.is_up):
+            return None
+        return self._delay_ns(source.name, target.name)
+
 
 PROPOSE_NS = 5_000 * MS
 """Time limit of a proposal, as in the real driver."""

@@ -69,7 +69,7 @@ class HostLogOracle:
         """Payload of each input, by (agent, key)."""
 
     def _is_judged(self) -> bool:
-        oracle = self._shared.judge.books.inputs
+        oracle = self._shared.judge.ground_truth.inputs
         return not self._flipped and not oracle.has_lost_bytes and self._shared.scenario.budget == "within"
 
     def on_offered(
@@ -77,7 +77,7 @@ class HostLogOracle:
     ) -> None:
         """Check a host's answers to a request that arrived under this plan. Inputs that a later plan drops may have been accepted
         before."""
-        drops = self._shared.judge.books.inputs.drops.of_plan(self._log.canonical.plan_number)
+        drops = self._shared.judge.ground_truth.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
             if answer.status not in (ACCEPTED, REPEATED) or offered.is_operator_command:
@@ -90,7 +90,7 @@ class HostLogOracle:
     def on_asked(self, host: str, agent: str, key: str, answer: ev.AskAnswer) -> None:
         """Check a final answer of a host."""
         payload = self._payloads.get((agent, key))
-        oracle = self._shared.judge.books.inputs
+        oracle = self._shared.judge.ground_truth.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
             return
         if not self._shared.judge.holds_answer(self._log.canonical.newest_complete(), agent, payload):
@@ -116,7 +116,7 @@ class HostLogOracle:
         epochs = self._log.canonical.complete_epochs()
         if not deleted or not epochs or not self._is_judged():
             return
-        oracle = self._shared.judge.books.inputs
+        oracle = self._shared.judge.ground_truth.inputs
         for payload, offered in oracle.offered.items():
             if not offered.acknowledged_ns or not any(payload in data for data in deleted):
                 continue
@@ -297,8 +297,8 @@ class StoreObserver:
             self._shared.judge.on_checkpoints_durable(self._shared.kernel.now_ns, name.number, checkpoints)
 
     def _note_saved(self, found: Iterable[AgentCheckpoint]) -> None:
-        now_ns, books = self._shared.kernel.now_ns, self._shared.judge.books
-        for captured in filter(None, map(books.find, found)):
+        now_ns, ground_truth = self._shared.kernel.now_ns, self._shared.judge.ground_truth
+        for captured in filter(None, map(ground_truth.find, found)):
             self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:

@@ -82,9 +82,9 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 class OutputInjector:
     """Injector that makes one turn in `one_in` emit an output; 0 means none."""
 
-    def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
+    def __init__(self, choices: Choices, ground_truth: GroundTruth, one_in: int) -> None:
         self._choices = choices
-        self._ground_truth = books
+        self._ground_truth = ground_truth
         self._one_in = one_in
 
     def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
@@ -213,7 +213,7 @@ class WorldState:
         self.agents = tuple(workload.fleet.agents)
         self.network = _network_of(scenario, self.kernel, choices)
         self.judge = _judge_of(scenario, workload)
-        self.output_injector = OutputInjector(choices, self.judge.books, scenario.outputs.one_in)
+        self.output_injector = OutputInjector(choices, self.judge.ground_truth, scenario.outputs.one_in)
         self.clocks = Clocks(self.kernel)
         self.points = Points()
         self.random_of = RandomStreams(seed, "agent").random

@@ -1,4 +1,4 @@
-"""Folders and files for keys, tokens, states and logs: accessible to their owner only, regardless of the umask."""
+"""Folders and files for keys, tokens, states and logs: accessible to their owner only, regardless of the umask; and durable names."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,15 @@ def make_private(folder: Path) -> None:
             raise
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def sync_folder(path: str | Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def open_private(path: str, flags: int) -> int:

@@ -333,7 +333,7 @@ OTHER_WRITERS = {
     "cli/chaos.py": "in the folder of an experiment",
     "cli/demo.py": "a temporary folder of its user alone, and a picture, where its user wants it",
     "cli/settings.py": "a name, beside the settings",
-    "deploy/ray_launcher.py": "keys, in memory that only this process's user reads",
+    "deploy/ray_fleet.py": "keys, in memory that only this process's user reads",
     "folders.py": "makes private folders and files for others",
 }
 """Files that write as well: what, and where."""

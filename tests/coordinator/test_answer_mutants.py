@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.coordinator import test_leader, test_lines
 
-from snapline.coordinator.leader import host_requests
+from snapline.coordinator.leader import core
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
@@ -32,7 +32,7 @@ def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
 
 
 def who_was_over_is_refused(patch: Patch) -> None:
-    patch.setattr(host_requests, "OVER", "never")
+    patch.setattr(core, "OVER", "never")
 
 
 @pytest.mark.parametrize(

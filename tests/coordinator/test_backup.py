@@ -21,8 +21,7 @@ from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.raft.proposals import Committed
-from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Committed, Replica, ReplicaOptions
 from snapline.coordinator.service import backup as restoring
 from snapline.coordinator.service.backup import (
     NUMBERS_STEP,
@@ -34,7 +33,7 @@ from snapline.coordinator.service.backup import (
     write_backup,
     write_replica,
 )
-from snapline.coordinator.service.replicated import MirroredMachine
+from snapline.coordinator.service.leadership import MirroredMachine
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState

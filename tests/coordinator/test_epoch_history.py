@@ -1,7 +1,7 @@
 """What is kept of epochs that have ended: figures of the reports, bounded, the same from the log and from an image."""
 
 from snapline.coordinator.leader.epochs.epoch_lifecycle import add_report
-from snapline.coordinator.service.servicer import epoch_history
+from snapline.coordinator.service.fleet_answers import epoch_history
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ENDS_KEPT, REASON_CHARACTERS_MAX, EpochRecord, decode_image
 from snapline.coordinator.state.fleet_state import FleetState

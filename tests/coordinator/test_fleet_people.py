@@ -8,8 +8,8 @@ import pytest
 from tests.security.certificates import Authority, Leaf
 
 from snapline.coordinator.raft.raft_driver import RaftDriver, Replica
-from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.leadership import LeaderRunner, Leadership
+from snapline.coordinator.service.servicer import LeaderHint
 from snapline.coordinator.service.users import FleetUsers
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (

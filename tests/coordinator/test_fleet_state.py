@@ -15,7 +15,7 @@ from snapline.coordinator.state.fleet_records import (
     UNCHANGED,
 )
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.placement import place
+from snapline.coordinator.state.operation_rules import place
 
 # ---- definition and hosts ---------------------------------------------------------------------------------------------
 

@@ -9,13 +9,12 @@ from benchmarks.scale_leader import LargeLeader
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.raft.dump import DUMP_BYTES_MAX, Dump, encode_dump
 from snapline.coordinator.raft.durability import replace_durably
-from snapline.coordinator.raft.pysyncobj_settings import ELECTION_S_MIN
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
     AGENTS_MAX,
     APPLIED,
-    HOSTS_MAX,
     LONG_AGENTS_MAX,
     LONG_HOSTS_MAX,
     REFUSED,
@@ -26,6 +25,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.messages import host_messages as msg
+from snapline.messages.status import HOSTS_MAX
 from snapline.messages.wire import decode_directive, encode_directive
 
 ID_BYTES_MAX = 128

@@ -14,8 +14,8 @@ from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.modes.autonomous_epochs import ANY_FREEZE, Autonomous, Freezing
 from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.leader.modes.checkpoint_modes import Begin, LineEpochs
-from snapline.coordinator.leader.modes.koo_toueg_epochs import Rounds
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.koo_toueg_epochs import CheckpointRounds
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
@@ -49,11 +49,11 @@ def packs_are_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
 def packs_of_an_older_scan(patch: pytest.MonkeyPatch) -> None:
     """After its start a leader knows only what is reported to it."""
 
-    def mutant(self: Lines, event: CheckpointsScanned) -> None:
+    def mutant(self: RecoveryLines, event: CheckpointsScanned) -> None:
         load(self, msgspec.structs.replace(event, found=()))
 
-    load = Lines._load
-    patch.setattr(Lines, "_load", mutant)
+    load = RecoveryLines._load
+    patch.setattr(RecoveryLines, "_load", mutant)
 
 
 def a_recovery_has_no_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -79,21 +79,21 @@ def foreign_epochs_stay_open(patch: pytest.MonkeyPatch) -> None:
 
 def damage_is_not_noted(patch: pytest.MonkeyPatch) -> None:
     """G11: a damaged checkpoint is asked for again and again."""
-    patch.setattr(Lines, "on_damaged", lambda self, event: None)
+    patch.setattr(RecoveryLines, "on_damaged", lambda self, event: None)
 
 
 def a_number_counts_whoever_had_it(patch: pytest.MonkeyPatch) -> None:
     """Checkpoints of the plan before are taken for those of this one."""
-    begin = Lines._begin_plan
+    begin = RecoveryLines._begin_plan
 
-    def mutant(self: Lines) -> None:
+    def mutant(self: RecoveryLines) -> None:
         ledger = self.ledger
         begin(self)
         if ledger is not None:
             ledger.base_epoch = self._base() or 0
             self.ledger = ledger
 
-    patch.setattr(Lines, "_begin_plan", mutant)
+    patch.setattr(RecoveryLines, "_begin_plan", mutant)
 
 
 AUTONOMOUS: list[Patch] = [
@@ -110,14 +110,14 @@ AUTONOMOUS: list[Patch] = [
 
 def a_round_asks_nobody_else(patch: pytest.MonkeyPatch) -> None:
     """G1: requests of participants are dropped, and the cut is not looked at."""
-    on_checkpoints_answered = Rounds.on_checkpoints_answered
+    on_checkpoints_answered = CheckpointRounds.on_checkpoints_answered
 
-    def mutant(self: Rounds, session: HostSession, message: CheckpointsAnswered) -> None:
+    def mutant(self: CheckpointRounds, session: HostSession, message: CheckpointsAnswered) -> None:
         on_checkpoints_answered(
             self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=())
         )
 
-    patch.setattr(Rounds, "on_checkpoints_answered", mutant)
+    patch.setattr(CheckpointRounds, "on_checkpoints_answered", mutant)
     patch.setattr(Ledger, "line", property(lambda self: dict(self.newest)))
 
 

@@ -12,7 +12,7 @@ from tests.coordinator.test_moves import HOSTS, RULES, move, placed, take_epoch
 from snapline.coordinator.leader.agent_moves import AT_REST, WEIGHT_MAX, WINDOW_NS
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED
-from snapline.coordinator.state.placement import place
+from snapline.coordinator.state.operation_rules import place
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import PlaceRule
 

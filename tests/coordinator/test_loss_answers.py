@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.leader.events import MessageReceived
-from snapline.coordinator.service.leader_statistics import RECOVERIES_SHOWN, LeaderFigures, interval_of, loss_of
+from snapline.coordinator.service.coordinator_metrics import RECOVERIES_SHOWN, LeaderFigures, interval_of, loss_of
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import PLANS_KEPT, Committed, OperationResult
 from snapline.messages.host_messages import CheckpointsStored, EpochReport, ReportedPack

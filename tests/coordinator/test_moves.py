@@ -11,7 +11,7 @@ from tests.coordinator.bench import Bench
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.placement import place
+from snapline.coordinator.state.operation_rules import place
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import PlaceRule
 

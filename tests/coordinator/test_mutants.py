@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 import pytest
 from tests.coordinator.test_random_executions import execute
 
-from snapline.coordinator.leader import restores
+from snapline.coordinator.leader import recovery_plans
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Epochs, Retention
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated_epochs
 from snapline.coordinator.leader.recovery_plans import Plans
-from snapline.coordinator.state import fleet_state, lineage
+from snapline.coordinator.state import fleet_state, fleet_view
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     COMPLETE,
@@ -202,7 +202,7 @@ def void_marks_are_missing(patch: pytest.MonkeyPatch) -> None:
 
 def void_epochs_are_gone_back_to(patch: pytest.MonkeyPatch) -> None:
     """Somebody who asks for a void epoch gets it."""
-    refusal = lineage.refusal_of_restore
+    refusal = fleet_view.refusal_of_restore
 
     def mutant(image: FleetImage, epoch: int) -> str:
         reason = refusal(image, epoch)
@@ -212,7 +212,7 @@ def void_epochs_are_gone_back_to(patch: pytest.MonkeyPatch) -> None:
         return reason
 
     patch.setattr(fleet_state, "refusal_of_restore", mutant)
-    patch.setattr(restores, "refusal_of_restore", mutant)
+    patch.setattr(recovery_plans, "refusal_of_restore", mutant)
 
 
 RESTORE_MUTANTS: list[Patch] = [void_marks_are_missing, void_epochs_are_gone_back_to]

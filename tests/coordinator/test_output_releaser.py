@@ -9,7 +9,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import OutputReleaser
-from snapline.coordinator.state.lineage import Ancestor
+from snapline.coordinator.state.fleet_view import Ancestor
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.disk.layout import manifest_path
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs, encode_checkpoint

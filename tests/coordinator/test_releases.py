@@ -7,7 +7,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs.epoch_lifecycle import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, EpochRecord, FleetImage, PlanRecord
-from snapline.coordinator.state.lineage import Ancestor, has_fallen_back, lineage_of
+from snapline.coordinator.state.fleet_view import Ancestor, has_fallen_back, lineage_of
 from snapline.messages import host_messages as msg
 
 

@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.restores import REFUSE_NS
+from snapline.coordinator.leader.recovery_plans import REFUSE_NS
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Rejected, Unknown
 from snapline.messages import host_messages as msg

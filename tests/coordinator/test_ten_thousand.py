@@ -10,7 +10,7 @@ from tests.coordinator.bench import Bench
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.raft.pysyncobj_settings import ELECTION_S_MIN, ENTRY_BYTES_MAX
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState

@@ -25,7 +25,7 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.messages.host_messages import TurnDeath
-from snapline.messages.status import FleetStatus, StoreStatus
+from snapline.messages.status import HOSTS_MAX, FleetStatus, StoreStatus
 
 LIMIT_S = 20.0
 
@@ -415,7 +415,7 @@ async def test_who_is_not_there_is_named(world: World) -> None:
         fleet.kill("h9")
 
 
-@pytest.mark.parametrize("hosts", [0, -1, launched.HOSTS_MAX + 1])
+@pytest.mark.parametrize("hosts", [0, -1, HOSTS_MAX + 1])
 def test_the_number_of_hosts_is_bounded(tmp_path: Path, hosts: int) -> None:
     with pytest.raises(UsageError, match=f"not {hosts}"):
         LocalFleet(StubCommands(), data_dir=tmp_path, hosts=hosts)

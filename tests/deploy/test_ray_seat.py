@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from snapline.deploy import ray_launcher as ray_seat
+from snapline.deploy import ray_fleet as ray_seat
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.deploy.ray_launcher import NodeWorker, PrivateFiles, exit_from
+from snapline.deploy.ray_fleet import NodeWorker, PrivateFiles, exit_from
 from snapline.deploy.running_fleet import SINGLE_COORDINATOR
 from snapline.errors import UsageError
 from snapline.security.certificates import Authority
@@ -55,9 +55,7 @@ def test_renewed_files_take_the_place_of_the_old_ones_as_a_whole() -> None:
 
 
 def test_keys_end_with_the_process_that_holds_them_however_it_ends(tmp_path: Path) -> None:
-    held = (
-        "from snapline.deploy.ray_launcher import PrivateFiles; f = PrivateFiles(); f.write({'own.key': b'secret'}); "
-    )
+    held = "from snapline.deploy.ray_fleet import PrivateFiles; f = PrivateFiles(); f.write({'own.key': b'secret'}); "
     words = held + "print(f.path('own.key'), flush=True); input()"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", words], stdin=pipe, stdout=pipe, cwd=tmp_path) as holder:

@@ -38,7 +38,7 @@ from snapline.examples.forward_push import (
     units_in_flows,
     units_in_states,
 )
-from snapline.examples.pagerank_reference import ACCURACY, personalised_pagerank
+from snapline.examples.pagerank import ACCURACY, personalised_pagerank
 
 SCHEDULES = ("random", "near first", "pauses first", "messages first", "one shard last")
 

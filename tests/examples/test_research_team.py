@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from snapline.errors import UsageError
-from snapline.examples.dictionary import SMALL, look_up
 from snapline.examples.language_model import ask, read_calls
-from snapline.examples.research_team import note_on
+from snapline.examples.research_team import SMALL, look_up, note_on
 
 TOPICS = ("checkpoint", "effect")
 

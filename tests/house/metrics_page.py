@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from snapline.agent_runtime.host.host_metrics import FAMILIES as HOST
-from snapline.coordinator.service.metrics import FLEET, RAFT
+from snapline.coordinator.service.coordinator_metrics import FLEET, RAFT
 from snapline.telemetry.metrics import PREFIX, PROCESS_INFO, Family
 from snapline.telemetry.spans import SPANS
 

@@ -143,7 +143,7 @@ OUTCOMES = {
     "Rejected",
     "Unknown",
 }
-"""Of an entry in Raft, which could stand alone, and of an operation in the fleet's log: `coordinator/service/replicated.py`
+"""Of an entry in Raft, which could stand alone, and of an operation in the fleet's log: `coordinator/service/leadership.py`
 leads from one to the other."""
 
 SAME_NAMES = ALPHABETS | OUTCOMES

@@ -29,9 +29,8 @@ from tests.protocols.executions import (
 )
 
 from snapline.errors import DamagedDataError, ProtocolError, UsageError
-from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.piggyback import ORDINALS_MAX, Entries, decode, encode
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES, make_rule, restore_rule

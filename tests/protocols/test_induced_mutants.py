@@ -22,10 +22,8 @@ from tests.protocols.executions import (
     small_scripts,
 )
 
-from snapline.protocols.bcs import BcsRule
-from snapline.protocols.bhmr import BhmrRule
-from snapline.protocols.dependency_vector import FdasRule, FdiRule, NrasRule
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.dependency_vector import BhmrRule, FdasRule, FdiRule, NrasRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.piggyback import Entries, EntryChanges
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES

@@ -1,14 +1,11 @@
-"""Young's and Daly's intervals, against the numerical optimum."""
+"""Daly's interval, against the numerical optimum."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 
 from snapline.errors import UsageError
-from snapline.protocols.policy import daly, young
-
-Interval = Callable[[float, float], float]
+from snapline.protocols.policy import daly
 
 MTBF_S = 3_600.0
 
@@ -40,18 +37,11 @@ def test_daly_costs_little_more_than_the_optimum(ratio: float) -> None:
     assert time_per_work(daly(cost_s, MTBF_S), cost_s) <= 1.002 * least_time(cost_s)
 
 
-@pytest.mark.parametrize("ratio", [ratio for ratio in RATIOS if ratio <= 0.1])
-def test_young_costs_little_more_than_the_optimum(ratio: float) -> None:
-    cost_s = ratio * MTBF_S
-    assert time_per_work(young(cost_s, MTBF_S), cost_s) <= 1.0055 * least_time(cost_s)
-
-
-@pytest.mark.parametrize("interval", [young, daly])
 @pytest.mark.parametrize("factor", [0.5, 2])
-def test_half_and_double_the_interval_cost_more(interval: Interval, factor: float) -> None:
+def test_half_and_double_the_interval_cost_more(factor: float) -> None:
     """So the tests above can fail."""
     cost_s = 0.01 * MTBF_S
-    assert time_per_work(factor * interval(cost_s, MTBF_S), cost_s) > 1.02 * least_time(cost_s)
+    assert time_per_work(factor * daly(cost_s, MTBF_S), cost_s) > 1.02 * least_time(cost_s)
 
 
 def test_where_a_checkpoint_costs_more_than_two_failures_daly_stays_at_their_distance() -> None:
@@ -59,18 +49,11 @@ def test_where_a_checkpoint_costs_more_than_two_failures_daly_stays_at_their_dis
     assert daly(1.999999 * MTBF_S, MTBF_S) == pytest.approx(MTBF_S * (2 * (1 + 1 / 3 + 1 / 9) - 2), rel=1e-3)
 
 
-def test_young_by_hand() -> None:
-    assert young(2.0, 10_000.0) == 200.0
-
-
-@pytest.mark.parametrize("interval", [young, daly])
 @pytest.mark.parametrize(("name", "cost_s", "mtbf_s"), [("cost_s", 0, 1), ("cost_s", -1, 1), ("mtbf_s", 1, 0)])
 @pytest.mark.parametrize("nonsense", [None, math.nan, math.inf])
-def test_nonsense_is_refused(
-    interval: Interval, name: str, cost_s: float, mtbf_s: float, nonsense: float | None
-) -> None:
+def test_nonsense_is_refused(name: str, cost_s: float, mtbf_s: float, nonsense: float | None) -> None:
     """No pause, no failures: then there is no such interval, and the caller should not ask."""
     if nonsense is not None:
         cost_s, mtbf_s = (nonsense, 1) if name == "cost_s" else (1, nonsense)
     with pytest.raises(UsageError, match=f"{name} is .*: give the measured seconds"):
-        interval(cost_s, mtbf_s)
+        daly(cost_s, mtbf_s)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from tests.protocols.executions import BASIC, RECEIVE, SEND, Event, Graph
 
-from snapline.protocols.bcs import BcsRule
+from snapline.protocols.index_based import BcsRule
 from snapline.protocols.rules import RULES
 from snapline.recovery.trace import Trace
 from snapline.recovery.trace_analysis import redecide

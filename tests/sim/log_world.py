@@ -16,8 +16,7 @@ from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world import replicated_log
 from snapline.sim.world.product_patches import patched
-from snapline.sim.world.raft_model import MS, RaftModel
-from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.replicated_log import MS, RaftModel, SimulatedLog
 
 SECOND = 1_000 * MS
 FAULTS_NS = 6 * SECOND

@@ -24,7 +24,7 @@ def test_messages_of_one_channel_are_consumed_in_order() -> None:
     judge.on_turn(2, 1, "a0", "message", "a0", b"own", [], [])
     judge.on_turn(3, 1, "a1", "message", "a0", b"2", [], [])
     assert judge.violations == []
-    assert judge.books.messages == 3
+    assert judge.ground_truth.messages == 3
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_message_of_an_undone_turn_is_named_by_its_incarnation() -> None:
     assert judge.violations == []  # a host that has not heard of plan 2 may go on
     judge.on_turn(2, 2, "a1", "message", "a0", b"old", [], [])
     assert [(x.oracle, x.guarantee) for x in judge.violations] == [("incarnation", "G9")]
-    assert judge.books.zombie_turns == 1
+    assert judge.ground_truth.zombie_turns == 1
 
 
 def test_a_creation_comes_before_the_other_sends_of_its_turn() -> None:
@@ -117,12 +117,12 @@ def test_a_branch_holds_what_was_inside_its_cut_and_nothing_else() -> None:
     inside = {name: actor.turns for name, actor in feed.now.actors.items()}
     feed.steps(50)
     feed.start(line)
-    branch = feed.judge.books.branch_of(2)
+    branch = feed.judge.ground_truth.branch_of(2)
     assert {name: history.turns for name, history in branch.histories.items()} == inside
     for channel in branch.channels.values():
         assert channel.sent_at == sorted(x for x in channel.sent_at if x <= inside[channel.sender])
         assert all(turn <= inside[channel.receiver] for turn in channel.consumed_at)
-        assert feed.judge.books.branch_of(1).channels[channel.sender, channel.receiver].sent is not channel.sent
+        assert feed.judge.ground_truth.branch_of(1).channels[channel.sender, channel.receiver].sent is not channel.sent
 
 
 def drop(feed: Feed) -> None:
@@ -190,7 +190,7 @@ def test_every_mutation_of_deliveries_is_found(mutation: Callable[[Feed], None],
 
 def test_an_image_holds_what_had_happened_when_it_was_taken() -> None:
     """A message that was buried a moment later, in the same instant, is not in it."""
-    books = make_judge().books
+    books = make_judge().ground_truth
     books.on_turn(1, 1, "a1", "start", "a1", b"", [("a0", b"x")], [])
     books.on_turn(1, 1, "a0", "start", "a0", b"", [], [])
     control = Control(1, 1, True, True, False, [], [], [], [], 0)

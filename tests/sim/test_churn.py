@@ -7,7 +7,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.host.core import HostCore
-from snapline.coordinator.leader.modes.checkpoint_modes import Leaving
+from snapline.coordinator.leader.modes.checkpoint_modes import PendingRemovals
 from snapline.coordinator.service.line_store import ComposedLine
 from snapline.coordinator.state import operation_rules
 from snapline.sim.faults.fault_kinds import CrashFault
@@ -142,7 +142,7 @@ def test_agents_that_stop_leave_and_are_forgotten(protocol: str, cores: list[Hos
 
 def nobody_leaves(patch: pytest.MonkeyPatch) -> None:
     """The fleet is full of agents that have stopped."""
-    patch.setattr(Leaving, "evaluate", lambda self: None)
+    patch.setattr(PendingRemovals, "evaluate", lambda self: None)
 
 
 def whoever_has_stopped_leaves(patch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ class MarkersAfterTheNextSend(PlainModel):
     """A marker waits for the next send, if one is left, and goes behind it."""
 
     def execute(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
-        if isinstance(command, SendMarker) and sum(node.books.sent) < self.bounds.sends:
+        if isinstance(command, SendMarker) and sum(node.ledger.sent) < self.bounds.sends:
             held = (self.names.index(command.channel), MarkerItem("marker", command.snapshot))
             return node._replace(held=(*node.held, held)), ()
         return super().execute(agent, node, command)
@@ -238,8 +238,8 @@ class GoesBackToAnOpenEpoch(StampedModel):
         for opened in found.open_epochs:
             reports = tuple(report for report in opened.reports if report is not None)
             if len(reports) == len(opened.reports):
-                books, states = zip(*((report.books, report.in_transit) for report in reports), strict=True)
-                return EpochCut(opened.epoch, books, states)
+                ledger, states = zip(*((report.ledger, report.in_transit) for report in reports), strict=True)
+                return EpochCut(opened.epoch, ledger, states)
         return found.cut
 
 

@@ -18,14 +18,14 @@ from snapline.sim.faults.fault_kinds import (
     PartitionFault,
 )
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.scenario import WORDS
+from snapline.sim.scenario import FAULT_KINDS
 
 ROOT = Path(__file__).parents[2] / "src" / "snapline"
 
 
 def test_every_word_shape_mode_and_kind_is_described() -> None:
     described = {word for _, word, _ in describe_faults()}
-    wanted = {word for word in WORDS if word not in ("partition", "hang", "disk", "coordinator", "membership")}
+    wanted = {word for word in FAULT_KINDS if word not in ("partition", "hang", "disk", "coordinator", "membership")}
     for name, word, key in (
         ("partition", PartitionFault, "shape"),
         ("hang", HangFault, "what"),

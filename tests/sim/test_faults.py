@@ -19,6 +19,7 @@ from snapline.sim.faults.fault_kinds import (
     CrashFault,
     DelayFault,
     DiskFault,
+    FaultKind,
     HangFault,
     HostFault,
     LastingFault,
@@ -27,19 +28,20 @@ from snapline.sim.faults.fault_kinds import (
     PartitionFault,
     PauseFault,
     SlowFault,
-    Word,
     duration_ns,
     format_duration,
 )
 from snapline.sim.faults.faults import FLIP_TRIES, Condition, Conditions, Part, all_pairs, check_budget, heal, schedule
-from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
+from snapline.sim.scenario import FAULT_KINDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import BUILT_IN, draw
 
 MS = 1_000_000
 
 
-def scenario_of(*words: Word, hosts: int = 3, coordinators: int = 3, keep_epochs: int = 3) -> Scenario:
-    names = {type(word): name for name in WORDS for word in words if word.__class__.__name__.lower() == f"{name}fault"}
+def scenario_of(*words: FaultKind, hosts: int = 3, coordinators: int = 3, keep_epochs: int = 3) -> Scenario:
+    names = {
+        type(word): name for name in FAULT_KINDS for word in words if word.__class__.__name__.lower() == f"{name}fault"
+    }
     faults = [msgspec.structs.replace(FaultPart(), **{names[type(word)]: word}) for word in words]
     fleet = msgspec.convert({"hosts": hosts, "coordinators": coordinators}, FleetPart)
     return Scenario(fleet=fleet, fault=faults, run=RunPart(until="20s", keep_epochs=keep_epochs))
@@ -114,7 +116,7 @@ def test_benign_choices_are_enough(scenario: Scenario) -> None:
     assert not executor.problems()
 
 
-INDEPENDENT = [word for word in WORDS if word not in ("coordinator", "membership")]
+INDEPENDENT = [word for word in FAULT_KINDS if word not in ("coordinator", "membership")]
 """Faults that do not change whom another one means: who leads, and which hosts there are."""
 
 
@@ -143,7 +145,7 @@ lasting = st.integers(1, 12).map(lambda place: format_duration(place * 100 * MS)
 hosts = st.sampled_from(["h1", "h2", "*"])
 node_pairs = st.sampled_from([["h1", "h2"], ["h2", "h1"], ["h1", "c1"]])
 
-overlapping_words: st.SearchStrategy[Word] = st.one_of(
+overlapping_words: st.SearchStrategy[FaultKind] = st.one_of(
     st.builds(ClogFault, at=times, lasts=lasting, between=node_pairs),
     st.builds(
         PartitionFault, at=times, lasts=lasting, shape=st.just("isolate-host"), host=st.sampled_from(["h1", "h2"])
@@ -165,12 +167,12 @@ overlapping = st.lists(overlapping_words, min_size=1, max_size=6)
 OfHost = TypeVar("OfHost", bound=HostFault)
 
 
-def end_ns(word: Word) -> int:
+def end_ns(word: FaultKind) -> int:
     assert isinstance(word, LastingFault | CoordinatorFault)
     return word.at_ns + duration_ns(word.lasts)
 
 
-def expected(words: list[Word], t_ns: int, executor: FakeExecutor) -> dict[str, object]:
+def expected(words: list[FaultKind], t_ns: int, executor: FakeExecutor) -> dict[str, object]:
     """What is wrong at that time, from begins and durations alone."""
     under_way = [word for word in words if word.at_ns <= t_ns < end_ns(word)]
     nodes = executor.hosts + executor.coordinators
@@ -229,7 +231,7 @@ def seen(executor: FakeExecutor) -> dict[str, object]:
     }
 
 
-def is_as_on_paper(words: list[Word]) -> bool:
+def is_as_on_paper(words: list[FaultKind]) -> bool:
     scenario = scenario_of(*words)
     executor = FakeExecutor(scenario, RandomChoices(0))
     schedule(scenario, executor)
@@ -242,7 +244,7 @@ def is_as_on_paper(words: list[Word]) -> bool:
 
 
 @given(overlapping)
-def test_overlapping_faults_compose(words: list[Word]) -> None:
+def test_overlapping_faults_compose(words: list[FaultKind]) -> None:
     assert is_as_on_paper(words)
 
 
@@ -280,7 +282,7 @@ def test_books_that_do_not_count_are_found(
 ) -> None:
     monkeypatch.setattr(Conditions, method, mutant)
 
-    def is_found(words: list[Word]) -> bool:
+    def is_found(words: list[FaultKind]) -> bool:
         try:
             return not is_as_on_paper(words)
         except (KeyError, ValueError):
@@ -345,7 +347,9 @@ def test_rolling_crashes_never_overlap() -> None:
         (DiskFault(mode="eio", failpoint="store.pack.synced"), ("store.pack.synced", 1, "error", 0)),
     ],
 )
-def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(word: Word, armed: tuple[object, ...]) -> None:
+def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(
+    word: FaultKind, armed: tuple[object, ...]
+) -> None:
     scenario = scenario_of(word)
     executor = FakeExecutor(scenario, RandomChoices(0))
     assert schedule(scenario, executor) == scenario.run.until_ns

@@ -14,7 +14,7 @@ from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.events import Command, Event, TimerFired
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import LeaderState
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.leader.recovery_plans import Plans
 from snapline.messages.host_messages import AgentFailed
 from snapline.sim.run import run
@@ -701,9 +701,9 @@ def test_a_bug_that_was_found_does_not_come_back(bug: FoundBug) -> None:
 
 def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mend put back: the epoch consists of those who live when its line is put together."""
-    materialise = Lines.materialise
+    materialise = RecoveryLines.materialise
     monkeypatch.setattr(
-        Lines,
+        RecoveryLines,
         "materialise",
         lambda self, epoch, line, members: materialise(
             self, epoch, line, [each for each in members if each[1].left_plan is None]

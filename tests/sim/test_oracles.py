@@ -36,7 +36,7 @@ def orphaned(feed: Feed) -> None:
 
 def expected(feed: Feed, sender: str, receiver: str) -> bytes:
     """What the books say comes next on a channel."""
-    channel = feed.judge.books.channel_of(feed.now.plan, sender, receiver)
+    channel = feed.judge.ground_truth.channel_of(feed.now.plan, sender, receiver)
     return channel.sent[len(channel.consumed_at)]
 
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from snapline.messages.agent_commands import DROP, RETRY, TARGET_GONE, DeadLetterCommand, dead_letter_command_payload
-from snapline.sim.oracles.dead_letters import KnownDeadLetter, check_dead_letters, command_name, dead_letters_of
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
+from snapline.sim.oracles.input_output_oracles import KnownDeadLetter, check_dead_letters, command_name, dead_letters_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, DeadLetterRecord
 
 PLAN = 1

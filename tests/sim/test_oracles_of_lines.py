@@ -50,7 +50,7 @@ class LineFeed:
 
     def lines(self) -> list[dict[str, int]]:
         """All consistent lines, straight from the books' channels and turns."""
-        branch = self.feed.judge.books.branch_of(1)
+        branch = self.feed.judge.ground_truth.branch_of(1)
         names = self.feed.names
         found = []
         for numbers in itertools.product(*(range(len(self.taken[name])) for name in names)):
@@ -72,7 +72,7 @@ class LineFeed:
 
     def complete(self, line: dict[str, int]) -> list[str]:
         """`line` becomes an epoch, with the channel states that belong to it."""
-        branch = self.feed.judge.books.branch_of(1)
+        branch = self.feed.judge.ground_truth.branch_of(1)
         cut = {}
         for name, number in line.items():
             checkpoint = self.taken[name][number]
@@ -197,7 +197,7 @@ def play(seed: int, protocol: str, *, steps: int = 40, agents: int = 3, basic: f
             feed.capture(name, "basic")
             rules[me].checkpoint()
     assert judge.violations == []
-    return judge.books.branch_of(1)
+    return judge.ground_truth.branch_of(1)
 
 
 def useless_by_definition(branch: Branch) -> set[tuple[str, int]]:
@@ -290,7 +290,7 @@ def test_what_left_in_a_turn_that_was_tried_carries_all_that_its_interval_had_co
     feed = tried(leaves_in_turn=True)
     feed.judge.on_turn(0, 1, "a0", "message", "a2", b"n", [], [])
     feed.judge.on_turn(0, 1, "a3", "message", "a0", b"q", [], [])
-    report = check_branch(feed.judge.books.branch_of(1), "fdi")
+    report = check_branch(feed.judge.ground_truth.branch_of(1), "fdi")
     assert report.findings == [] and report.is_tracking_judged
 
 
@@ -306,19 +306,19 @@ def test_what_left_in_a_turn_that_was_tried_carries_what_that_brought(*, leaves_
     feed.now.actors["a1"].turns = 1
     feed.capture("a1", "forced")
     judge.on_turn(0, 1, "a1", "message", "a3", b"s", [], [])
-    assert bool(check_branch(judge.books.branch_of(1), "fdi").findings) is not leaves_in_turn
+    assert bool(check_branch(judge.ground_truth.branch_of(1), "fdi").findings) is not leaves_in_turn
 
 
 def test_tracking_is_not_judged_where_a_turn_in_which_a_message_left_never_ended() -> None:
     feed = tried(leaves_in_turn=True)
     feed.judge.on_turn(0, 1, "a3", "message", "a0", b"q", [], [])
-    assert not check_branch(feed.judge.books.branch_of(1), "fdi").is_tracking_judged
+    assert not check_branch(feed.judge.ground_truth.branch_of(1), "fdi").is_tracking_judged
 
 
 def test_a_turn_that_was_tried_and_is_not_in_a_cut_is_not_the_next_one_of_the_branch_that_starts_there() -> None:
     """That one may consume what came of the message that left: nothing would ever come first."""
     feed = tried(leaves_in_turn=True)
-    books = feed.judge.books
+    books = feed.judge.ground_truth
     captured = books.branch_of(1).histories["a0"].captured[-1]
     places = {name: CutPlace(1, 0, {}) for name in ("a1", "a2")}
     places |= {"a0": CutPlace(1, 0, {}, captured), "a3": NOWHERE}
@@ -351,7 +351,7 @@ def test_an_agent_that_has_stopped_need_not_move_on() -> None:
         for line, agent in behind:
             feed = LineFeed(seed)
             feed.begin()
-            history = feed.feed.judge.books.history_of(1, agent)
+            history = feed.feed.judge.ground_truth.history_of(1, agent)
             history.stopped_at = feed.taken[agent][line[agent]].turns
             if history.stopped_at:
                 assert feed.complete(line) == []

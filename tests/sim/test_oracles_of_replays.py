@@ -65,7 +65,7 @@ SUMS = snapline.Fleet("sums", agents={"s0": Summer(Sums()), "s1": Summer(Sums())
 def summed(judge: Judge | None = None) -> tuple[GroundTruth, dict[str, bytes]]:
     """Two agents that run through; returns their books and last states."""
     books = (
-        judge.books
+        judge.ground_truth
         if judge is not None
         else GroundTruth(_silent, agents=["s0", "s1"], with_clocks=False, with_log=True)
     )

@@ -6,7 +6,7 @@ import pytest
 
 from snapline.agent_runtime.durable import DONE, Pause
 from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
-from snapline.sim.oracles.turn_oracles import StepOracle
+from snapline.sim.oracles.ground_truth import StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 STEP = JournalEntry("step", "s")

@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.coordinator.state import fleet_state
-from snapline.coordinator.state.placement import weights_by_host
+from snapline.coordinator.state.operation_rules import weights_by_host
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.search.swarm import draw

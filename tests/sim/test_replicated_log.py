@@ -11,8 +11,16 @@ from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.raft_model import LEASE_NS, MS, LeaderTerm, RaftModel, SimReplica
-from snapline.sim.world.replicated_log import IMAGE_AFTER, SimulatedLog, Then
+from snapline.sim.world.replicated_log import (
+    IMAGE_AFTER,
+    LEASE_NS,
+    MS,
+    LeaderTerm,
+    RaftModel,
+    SimReplica,
+    SimulatedLog,
+    Then,
+)
 
 # ---- properties -------------------------------------------------------------------------------------------------------
 

@@ -37,9 +37,8 @@ from snapline.recovery.trace import (
 )
 from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import run_folder
-from snapline.sim.report.html import Page, page
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
-from snapline.sim.report.run_folder import folder_for, read_choices, read_run, rebuild, write_run
+from snapline.sim.report.run_folder import Page, folder_for, page, read_choices, read_run, rebuild, write_run
 from snapline.sim.report.test_report import LINES_MAX, WIDTH, kinds_of, summarise
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.run import run

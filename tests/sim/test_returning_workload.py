@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.coordinator.state import operations as op
-from snapline.sim.oracles.turn_oracles import RollbackOracle
+from snapline.sim.oracles.ground_truth import RollbackOracle
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 

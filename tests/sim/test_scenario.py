@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from snapline.errors import UsageError
 from snapline.sim.faults.fault_kinds import REFUSED_FAULT_KINDS
 from snapline.sim.scenario import (
+    FAULT_KINDS,
     PATTERN_NAMES,
     PATTERNS_KNOWN,
-    WORDS,
     FaultPart,
     FleetPart,
     Scenario,
@@ -95,7 +95,7 @@ def test_any_text_survives(name: str, arguments: dict[str, str]) -> None:
     assert parse_scenario(format_scenario(scenario), source="text.toml") == scenario
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", FAULT_KINDS)
 def test_every_word_may_stand_without_keys(word: str) -> None:
     scenario = parse_scenario(f"[[fault]]\n{word} = {{}}\n", source="word.toml")
     assert [fault.kind for fault in scenario.fault] == [word]
@@ -229,7 +229,7 @@ def test_any_wrong_value_is_an_error_of_ours_or_no_error(scenario: Scenario, val
 
 
 def test_a_fault_is_shown_by_its_word() -> None:
-    for word in WORDS:
+    for word in FAULT_KINDS:
         part = parse_scenario(f"[[fault]]\n{word} = {{}}", source="x").fault[0]
         assert isinstance(part, FaultPart) and part.kind == word
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.epoch_stamped import Command as EpochCommand
 from snapline.protocols.epoch_stamped import EpochRecording, EpochStampedCore, MessageArrived
 from snapline.protocols.epoch_stamped import Event as EpochEvent
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.names import PROTOCOLS
 from snapline.recovery.trace import MessageReceived, MessageSent

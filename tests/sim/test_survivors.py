@@ -65,7 +65,7 @@ def test_who_was_asked_later_or_on_a_broken_stream_demands_nothing() -> None:
 
 def played() -> GroundTruth:
     """a0 has sent three messages, of which one waits in its outbox; a1 has consumed one."""
-    books = make_judge().books
+    books = make_judge().ground_truth
     books.on_turn(0, 1, "a0", "start", "a0", b"", [("a1", b"1"), ("a1", b"2"), ("a1", b"3")], [])
     books.on_left(1, "a0", "a1", is_in_turn=False)
     books.on_left(1, "a0", "a1", is_in_turn=False)

@@ -16,8 +16,8 @@ from snapline.sim.faults.fault_kinds import FAILPOINTS, CrashFault, PauseFault
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.run import run
 from snapline.sim.scenario import (
+    FAULT_KINDS,
     PATTERN_NAMES,
-    WORDS,
     FaultPart,
     FleetPart,
     LivenessPart,
@@ -50,7 +50,7 @@ def test_what_is_drawn_is_valid_and_within_the_budget(name: str, seed: int) -> N
     check_budget(scenario)
     assert scenario.swarm is None and scenario.name == name
     assert template.swarm is not None
-    assert {fault.kind for fault in scenario.fault} <= {*(template.swarm.faults or WORDS)}
+    assert {fault.kind for fault in scenario.fault} <= {*(template.swarm.faults or FAULT_KINDS)}
 
 
 @given(seeds)
@@ -113,7 +113,7 @@ def test_everything_is_drawn_sometimes(many: list[Scenario]) -> None:
     assert {scenario.fleet.protocol for scenario in many} == {*PROTOCOLS}
     assert {scenario.fleet.pattern.name for scenario in many} == {*PATTERN_NAMES}
     assert {scenario.fleet.trigger.kind for scenario in many} == {"period", "messages", "adaptive", "none"}
-    assert {fault.kind for scenario in many for fault in scenario.fault} == {*WORDS}
+    assert {fault.kind for scenario in many for fault in scenario.fault} == {*FAULT_KINDS}
     points = {fault.crash.failpoint for scenario in many for fault in scenario.fault if fault.crash}
     assert points - {""} == {*FAILPOINTS}
 

@@ -22,7 +22,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
-from snapline.storage.packs.compaction import GRACE_S, WRITER
+from snapline.storage.packs.compaction import COMPACT_BYTES_MAX, GRACE_S, WRITER, LiveBlob, Survey
 from snapline.storage.packs.manifest import Manifest
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.store import Store
@@ -206,3 +206,9 @@ def sparse_world(keys: Keys | None = None) -> World:
 
 def disk_bytes(disk: SimulatedDisk) -> int:
     return sum([disk.size(path) for path in pack_paths(disk)])
+
+
+def plan_compaction(world: World, bytes_max: int = COMPACT_BYTES_MAX) -> list[LiveBlob]:
+    """The blobs that should move."""
+    survey = Survey(world.disk, world.store.store_id, ())
+    return survey.blobs_of(survey.choose(bytes_max), bytes_max)

@@ -6,7 +6,17 @@ The oracle is a copy of the states at the moment they were written.
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from tests.storage.compaction_world import STEPS, Step, World, commit, disk_bytes, finish, play, sparse_world
+from tests.storage.compaction_world import (
+    STEPS,
+    Step,
+    World,
+    commit,
+    disk_bytes,
+    finish,
+    plan_compaction,
+    play,
+    sparse_world,
+)
 from tests.storage.making_chunks import (
     HOSTS,
     live_shares,
@@ -18,7 +28,7 @@ from tests.storage.simulated_disk import Inode, SimulatedDisk
 from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.packs import compaction
-from snapline.storage.packs.compaction import GRACE_S, plan_compaction
+from snapline.storage.packs.compaction import GRACE_S
 from snapline.storage.packs.manifest import Manifest, list_generations
 from snapline.storage.packs.pack import CODEC_ENCRYPTED, PackReference, end_of
 
@@ -89,16 +99,16 @@ def test_dead_bytes_are_freed_an_hour_later() -> None:
 def test_a_few_dead_bytes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "DEAD_BYTES_MIN", 10_000)
     world = sparse_world()
-    assert plan_compaction(world.disk, world.store.store_id) == []
+    assert plan_compaction(world) == []
     assert world.compact().packs == []
 
 
 def test_one_call_moves_no_more_than_it_may_and_one_blob_at_least() -> None:
     world = sparse_world()
-    everything = plan_compaction(world.disk, world.store.store_id)
+    everything = plan_compaction(world)
     sizes = [end_of(blob.entry) - blob.entry.offset for blob in everything]
     for bytes_max in range(1, sum(sizes) + 2, 50):
-        blobs = plan_compaction(world.disk, world.store.store_id, bytes_max=bytes_max)
+        blobs = plan_compaction(world, bytes_max=bytes_max)
         assert blobs == everything[: len(blobs)] and blobs
         assert sum(sizes[: len(blobs) - 1]) < bytes_max <= sum(sizes[: len(blobs) + 1]) or blobs == everything
     assert world.compact(bytes_max=1).copied_bytes == sizes[0]
@@ -151,7 +161,7 @@ def test_packs_that_an_undecided_epoch_names_are_left_alone() -> None:
     world.write(0)
     world.complete(world.epoch, is_published=False)
     named = {pack.path for _, manifest in manifests_of(world) for pack in manifest.packs}
-    moved = {blob.pack.path for blob in plan_compaction(world.disk, world.store.store_id)}
+    moved = {blob.pack.path for blob in plan_compaction(world)}
     assert moved <= named
     undecided = [m for root, m in manifests_of(world) if root not in {x.root for x in world.promises.values()}]
     assert not moved & {pack.path for pack in undecided[0].packs}
@@ -166,7 +176,7 @@ def test_what_an_unreadable_manifest_may_need_is_left_alone() -> None:
     world = sparse_world()
     epoch = max(world.promises)
     spoil(world.disk, layout.manifest_path(world.promises[epoch].root))
-    assert plan_compaction(world.disk, world.store.store_id) == []
+    assert plan_compaction(world) == []
     before = set(pack_paths(world.disk))
     world.compact()
     world.now_s += GRACE_S
@@ -186,7 +196,7 @@ def spoil(disk: SimulatedDisk, path: str, position: int = -40) -> None:
 def test_a_damaged_blob_stays_where_it_is_and_the_others_move() -> None:
     """Whoever copied it would make damage look like a whole file."""
     world = sparse_world()
-    blobs = plan_compaction(world.disk, world.store.store_id)
+    blobs = plan_compaction(world)
     digests = [blob.entry.digest for blob in blobs]
     hit = next(blob for blob in blobs if digests.count(blob.entry.digest) == 1)
     spoil(world.disk, hit.pack.path, end_of(hit.entry) - 1)

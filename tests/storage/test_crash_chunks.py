@@ -284,7 +284,7 @@ def _generations_first(monkeypatch: pytest.MonkeyPatch) -> None:
     right = compaction._write_generations
 
     def write(
-        survey: compaction._Survey, places: dict[tuple[str, int], compaction._Place], create: compaction.Create
+        survey: compaction.Survey, places: dict[tuple[str, int], compaction._Place], create: compaction.Create
     ) -> list[str]:
         def create_after(path: str, data: bytes, *, epoch: int, point: str) -> None:
             root, number = path[10:].split(".")

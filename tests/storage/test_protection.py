@@ -31,8 +31,7 @@ from tests.storage.protecting import (
 )
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
-from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Guard
-from snapline.storage.disk.record import OVERHEAD_BYTES, digest_of
+from snapline.storage.disk.record import CIPHER_OVERHEAD_BYTES, OVERHEAD_BYTES, Guard, digest_of
 from snapline.storage.keys import ciphers as ciphers_module
 from snapline.storage.keys.ciphers import epoch_message
 from snapline.storage.keys.key_files import (

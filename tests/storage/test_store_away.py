@@ -28,9 +28,9 @@ from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.store_files import LogMark
 from snapline.storage.keys import key_records
 from snapline.storage.log.log_record import LogName
-from snapline.storage.object_streams.object_stream import ObjectStream
-from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.store.catalog import summarise
+from snapline.storage.store.object_segments import list_object_streams
+from snapline.storage.store.object_stream import ObjectStream
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.transfer.snapshot_copy import copy_epoch
 

@@ -6,7 +6,7 @@ import pytest
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.view.cut_page import (
+from snapline.view.epoch_pages import (
     CIRCLE_AGENTS_MAX,
     ROWS_MAX,
     CutFacts,

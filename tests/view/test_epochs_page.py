@@ -8,7 +8,7 @@ from tests.view.test_app import view
 
 from snapline.errors import UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.view.epochs_page import epochs_body
+from snapline.view.epoch_pages import epochs_body
 from snapline.view.fleet_queries import FleetQueries
 
 SLOW = {

@@ -14,7 +14,7 @@ from tests.view.simulated import SimulatedFleet
 from snapline.errors import CoordinatorUnavailableError, StoreError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import html_export
-from snapline.view.cut_page import cut_of
+from snapline.view.epoch_pages import cut_of
 from snapline.view.html_export import (
     ExportedScreen,
     FleetExport,

@@ -7,16 +7,15 @@ from tests.view.parsed import parse
 from tests.view.simulated import SimulatedFleet
 
 from snapline.messages.status import FleetStatus
-from snapline.view.facts import COURSE_MAX, Heard, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
-from snapline.view.page_streams import ViewerState
-from snapline.view.watch import FleetWatch
+from snapline.view.page_elements import ViewerState
+from snapline.view.watch import COURSE_MAX, FleetWatch, LatestStatus, TurnRates
 
 ALL = AgentSearch()
 
 
-async def standing(fleet: SimulatedFleet) -> Heard:
-    return Heard(await fleet.status(), 1.0, agents=tuple(await fleet.agents()))
+async def standing(fleet: SimulatedFleet) -> LatestStatus:
+    return LatestStatus(await fleet.status(), 1.0, agents=tuple(await fleet.agents()))
 
 
 async def test_it_has_every_host_and_agent() -> None:
@@ -110,7 +109,7 @@ async def test_hundreds_of_concerns_are_folded() -> None:
 
 
 async def test_before_the_first_answer_there_is_a_sentence() -> None:
-    body = FleetScreen().body(Heard(trouble="nobody answers"), ALL)
+    body = FleetScreen().body(LatestStatus(trouble="nobody answers"), ALL)
     assert "Waiting for the fleet" in body and "Nobody answers." in body
 
 

@@ -6,12 +6,11 @@ from rich.console import Console
 from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError
-from snapline.view.facts import Heard
 from snapline.view.terminal import bars, draw
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import FleetWatch, LatestStatus
 
 
-def shown(heard: Heard, *, lines: int = 50, width: int = 160) -> list[str]:
+def shown(heard: LatestStatus, *, lines: int = 50, width: int = 160) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(draw(heard, lines=lines))
     assert isinstance(console.file, io.StringIO)

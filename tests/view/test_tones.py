@@ -9,10 +9,10 @@ from tests.view.simulated import SimulatedFleet
 from snapline.agent_runtime.effect_ledger import Effect
 from snapline.messages.status import KINDS, URGENT
 from snapline.view.display_text import tone_of, worst
-from snapline.view.epochs_page import epochs_body
-from snapline.view.facts import Heard
+from snapline.view.epoch_pages import epochs_body
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
+from snapline.view.watch import LatestStatus
 
 
 def red(page: str) -> list[str]:
@@ -22,7 +22,7 @@ def red(page: str) -> list[str]:
 
 async def fleet_page(fleet: SimulatedFleet) -> str:
     facts = await fleet.status()
-    return FleetScreen().body(Heard(facts, 1.0, agents=tuple(await fleet.agents())), AgentSearch())
+    return FleetScreen().body(LatestStatus(facts, 1.0, agents=tuple(await fleet.agents())), AgentSearch())
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - URGENT))

@@ -12,7 +12,7 @@ from tests.view.test_app import view
 import snapline
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import pending_work_page
-from snapline.view.page_streams import STREAMS_MAX, Streams
+from snapline.view.page_elements import STREAMS_MAX, Streams
 from snapline.view.pending_work_page import (
     EffectLedger,
     NewestOutputs,

@@ -10,7 +10,7 @@ First they wait for the epoch's number, which the log assigns.
 *Releases* of outputs come in ascending order, exactly once for consumers, across leaders. An epoch may be released when it has its ref,
 every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once, and a consumer positioned
 in epoch 6 would miss outputs of epoch 5 that were released later. A release holds the outputs that agents have emitted since the epoch's
-predecessor (`state/lineage.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive
+predecessor (`state/fleet_view.py`). The store keeper reads them from the epoch's checkpoints and writes the release. Then the hosts receive
 the last output number of each agent in that cut, and drop these outputs.
 
 This module keeps no state beyond one leader. The next leader releases all known complete epochs again, in order: a release is determined
@@ -38,10 +38,10 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, OperationResult
-from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
+from snapline.coordinator.state.fleet_view import forgettable_below, has_fallen_back, lineage_of
 from snapline.messages.host_messages import Directive, EndEpoch, OutputsWatched
 
 REQUESTS_MAX = 256
@@ -131,7 +131,12 @@ class RefPublisher:
     """Writes refs of complete epochs and notifies hosts of ended epochs."""
 
     def __init__(
-        self, shared: LeaderState, host_sessions: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self,
+        shared: LeaderState,
+        host_sessions: HostSessions,
+        snapshots: Snapshots,
+        store: StoreWatch,
+        lines: RecoveryLines,
     ) -> None:
         self._shared = shared
         self._host_sessions = host_sessions

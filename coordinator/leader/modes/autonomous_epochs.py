@@ -41,12 +41,12 @@ from snapline.coordinator.leader.modes.checkpoint_modes import (
     Begun,
     EpochDemand,
     Later,
-    Leaving,
     LineEpochs,
     LossReport,
+    PendingRemovals,
     Present,
 )
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, RetireAgent, ThawAgents
@@ -156,10 +156,10 @@ class Autonomous:
     def __init__(
         self,
         shared: LeaderState,
-        lines: Lines,
+        lines: RecoveryLines,
         epochs: LineEpochs,
         freezing: Freezing,
-        leaving: Leaving,
+        leaving: PendingRemovals,
         store: StoreWatch,
     ) -> None:
         self._shared = shared

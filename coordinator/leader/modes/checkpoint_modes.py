@@ -24,7 +24,7 @@ from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, O
 from snapline.coordinator.leader.events import LineMaterialised
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
@@ -158,7 +158,7 @@ class LineEpochs:
         recovery_failures: number of recovery epochs that could not be stored since the last plan.
     """
 
-    def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: RecoveryLines) -> None:
         self._shared = shared
         self._open_epochs = open_epochs
         self._lines = lines
@@ -240,10 +240,10 @@ class LineEpochs:
         self.recovery_failures = 0
 
 
-class Leaving:
+class PendingRemovals:
     """Stopped agents that wait for their removal."""
 
-    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._lines = lines

@@ -4,7 +4,7 @@
 last case all agents are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in
 the next one.
 
-*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) asks and decides. `Rounds` sends the questions to the hosts and passes their answers
+*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) asks and decides. `CheckpointRounds` sends the questions to the hosts and passes their answers
 to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the
 newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each
 round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints
@@ -29,11 +29,11 @@ from snapline.coordinator.leader.modes.checkpoint_modes import (
     Begun,
     EpochDemand,
     Later,
-    Leaving,
     LineEpochs,
     LossReport,
+    PendingRemovals,
 )
-from snapline.coordinator.leader.modes.recovery_line import Lines
+from snapline.coordinator.leader.modes.recovery_line import RecoveryLines
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import CheckpointsAnswered, RequestCheckpoints, RetireAgent
@@ -48,10 +48,10 @@ from snapline.protocols.koo_toueg import (
 )
 
 
-class Rounds:
+class CheckpointRounds:
     """Rounds of a koo-toueg fleet, of which one runs at a time."""
 
-    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._lines = lines
@@ -216,11 +216,11 @@ class KooToueg:
         self,
         shared: LeaderState,
         host_sessions: HostSessions,
-        lines: Lines,
+        lines: RecoveryLines,
         epochs: LineEpochs,
-        rounds: Rounds,
+        rounds: CheckpointRounds,
         publisher: RefPublisher,
-        leaving: Leaving,
+        leaving: PendingRemovals,
         open_epochs: OpenEpochs,
         store: StoreWatch,
     ) -> None:

@@ -1,6 +1,6 @@
 """Recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; recovery queries of tools.
 
-The recovery line is materialised: stored as an epoch and then handled like epochs that hosts make. `Lines` updates the ledger
+The recovery line is materialised: stored as an epoch and then handled like epochs that hosts make. `RecoveryLines` updates the ledger
 (`checkpoint_ledger.py`):
 
 1. After the leader's start and after every recovery plan, the base epoch and the plan's checkpoint packs are scanned in the store. Reports
@@ -128,7 +128,7 @@ class Scan(msgspec.Struct, frozen=True):
     is_late: bool = False
 
 
-class Lines:
+class RecoveryLines:
     """Recovery lines of a logged fleet. The object is volatile: a new leader rebuilds it from the store and the hosts.
 
     Attributes:
@@ -489,7 +489,7 @@ class LineQuery(msgspec.Struct):
 class RecoveryQueries:
     """Open recovery queries."""
 
-    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._lines = lines

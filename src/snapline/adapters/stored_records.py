@@ -20,7 +20,7 @@ from typing import ClassVar, ParamSpec, Self, TypeVar
 import msgspec
 
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.object_streams.object_stream import ObjectStream, Path
+from snapline.storage.store.object_stream import ObjectStream, Path
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96

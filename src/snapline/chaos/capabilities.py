@@ -13,7 +13,7 @@ from snapline.chaos import preload
 from snapline.errors import UsageError
 from snapline.sim.faults.fault_kinds import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.scenario import WORDS, FaultPart, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
+from snapline.sim.scenario import FAULT_KINDS, FaultPart, FleetPart, PatternPart, Scenario, SwarmPart, TriggerPart
 from snapline.sim.search.swarm import draw
 
 Where = Literal["local", "ssh", "podman", "slurm", "ray"]
@@ -167,7 +167,7 @@ EVERYTHING = Scenario(
         trigger=TriggerPart(every="500ms"),
     ),
     swarm=SwarmPart(
-        faults=[word for word in WORDS if word != "hold"],
+        faults=[word for word in FAULT_KINDS if word != "hold"],
         faults_max=5,
         fleet=False,
         network=False,

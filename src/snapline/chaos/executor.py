@@ -247,10 +247,6 @@ class ChaosExecutor:
         commands, self._commands = self._commands, []
         return commands
 
-    def is_down(self, node: str) -> bool:
-        """Return whether a fault keeps the node down."""
-        return node in self._down
-
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def host_of(self, agent: str) -> str:

@@ -47,7 +47,7 @@ from typing import Any
 import msgspec
 
 from snapline.client import client_events as ev
-from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place, wait_ns
+from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, HostAddress, wait_ns
 from snapline.messages import client_requests
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, AskOutcome, InputOutcome
@@ -85,7 +85,7 @@ class OpenAsks:
         self._rests: list[tuple[int, int]] = []
         self._finding: dict[int, tuple[int, ...]] = {}
         """The request that looks up agents now, at most one, and the asks that wait for its answer."""
-        self._out: dict[int, tuple[Place, int]] = {}
+        self._out: dict[int, tuple[HostAddress, int]] = {}
         """Request → host and ask. The ask may have ended already."""
 
     def owns(self, request: int) -> bool:
@@ -156,7 +156,7 @@ class OpenAsks:
                 return []
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
-    def _try_again(self, ask: _Ask, outcome: AskOutcome, place: Place, now_ns: int) -> None:
+    def _try_again(self, ask: _Ask, outcome: AskOutcome, place: HostAddress, now_ns: int) -> None:
         """Ask the host that the reply names, at once if the ask has not failed before. Otherwise wait, then look up the agent."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
@@ -177,7 +177,7 @@ class OpenAsks:
         self._rest(ask, event.reason, now_ns)
         return []
 
-    def _forget(self, ask: _Ask, place: Place) -> None:
+    def _forget(self, ask: _Ask, place: HostAddress) -> None:
         """Forget the agent's place, since the agent may have moved, unless another request has already updated it."""
         if self._queues.places.get(ask.agent) == place:
             del self._queues.places[ask.agent]
@@ -220,7 +220,7 @@ class OpenAsks:
         return [ev.LookUpAgents(request, agents, min(FINDING_NS, _longest_ns(asks_to_find, now_ns)))]
 
     def _ask(self, now_ns: int) -> list[ev.Command]:
-        calls_at: dict[Place, int] = {}
+        calls_at: dict[HostAddress, int] = {}
         for place, _ in self._out.values():
             calls_at[place] = calls_at.get(place, 0) + 1
         commands: list[ev.Command] = []
@@ -287,7 +287,7 @@ CLOSED = "the client was closed"
 class _Request(msgspec.Struct):
     """A request in flight to a host."""
 
-    place: Place
+    place: HostAddress
     entries: list[Entry]
 
 
@@ -307,7 +307,7 @@ class ClientCore:
         self._finding: dict[int, list[AgentQueue]] = {}
         """The request that looks up agents now, at most one, and the queues that wait for it."""
         self._requests: dict[int, _Request] = {}
-        self._under_way: dict[Place, int] = {}
+        self._under_way: dict[HostAddress, int] = {}
         """Number of requests in flight to each host."""
         self._asks = OpenAsks(self._queues, seed, self._next_request)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
@@ -451,7 +451,7 @@ class ClientCore:
         else:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
-    def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: Place) -> None:
+    def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: HostAddress) -> None:
         """Send to the host named in the reply, or look up the agent. The first retry is immediate."""
         queues = self._queues
         queues.places.pop(queue.agent, None)

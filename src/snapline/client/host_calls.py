@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from snapline.client.queues import OVER, Place
+from snapline.client.queues import OVER, HostAddress
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
@@ -388,13 +388,13 @@ async def recent_traces(
     return await ask_every_host(coordinator, hosts, question, RecentTrace)
 
 
-async def _place(coordinator: CoordinatorClient, question: Question, limit_s: float, tries: int) -> Place:
+async def _place(coordinator: CoordinatorClient, question: Question, limit_s: float, tries: int) -> HostAddress:
     reply = await coordinator.locate([question.agent], limit_s)
     owner = owner_of(reply, question)
     return owner if owner is not None else any_live_host(await coordinator.status(limit_s), tries)
 
 
-def owner_of(reply: LocateReply, question: Question) -> Place | None:
+def owner_of(reply: LocateReply, question: Question) -> HostAddress | None:
     """Return the host to ask; None means any host.
 
     Raises:
@@ -420,7 +420,7 @@ def owner_of(reply: LocateReply, question: Question) -> Place | None:
     raise NotHereError(f"the fleet is {reply.phase}, and agent {agent} has no host just now")
 
 
-def any_live_host(status: FleetStatus, tries: int) -> Place:
+def any_live_host(status: FleetStatus, tries: int) -> HostAddress:
     """Return a live host, another one for each value of `tries`.
 
     Raises:

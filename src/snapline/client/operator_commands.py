@@ -24,7 +24,7 @@ from snapline.client.host_calls import (
     ask_every_host,
     owner_of,
 )
-from snapline.client.queues import Place
+from snapline.client.queues import HostAddress
 from snapline.client.sends_and_asks import Receipt, ReplyReader
 from snapline.errors import (
     CoordinatorUnavailableError,
@@ -206,13 +206,15 @@ class CommandSender:
                 wait_s = min(2 * wait_s, WAIT_MOST_S)
         raise self._late(self._agent, reason)
 
-    async def _owner(self, limit_s: float) -> Place:
+    async def _owner(self, limit_s: float) -> HostAddress:
         reply = await self._coordinator().locate([self._agent], limit_s)
         owner = owner_of(reply, Question(self._agent, DESCRIPTION))
         assert owner is not None, "an owner, or an error"
         return owner
 
-    async def _offer(self, place: Place, words: Sequence[GivenInput], deadline_s: float) -> tuple[InputOutcome, ...]:
+    async def _offer(
+        self, place: HostAddress, words: Sequence[GivenInput], deadline_s: float
+    ) -> tuple[InputOutcome, ...]:
         limit_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
         return await self._hosts.offer(*place, words, limit_s, SETTLE_PATH)
 

@@ -35,7 +35,7 @@ again."""
 OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
 """Phases of a fleet in which no input is accepted or answered any more, each with the reason."""
 
-Place = tuple[str, str]
+HostAddress = tuple[str, str]
 """A host and its address."""
 
 
@@ -75,7 +75,7 @@ class AgentQueue:
         self.agent = agent
         self.waiting: deque[Entry] = deque()
         self.stage = "idle"
-        self.place: Place = ("", "")
+        self.place: HostAddress = ("", "")
         self.failures = 0
         self.due_ns = 0
         self.reason = "nobody has answered yet"
@@ -91,9 +91,9 @@ class AgentQueues:
     """
 
     def __init__(self, seed: int) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, HostAddress] = {}
         self.lost: dict[str, None] = {}
-        self.ready: dict[Place, dict[str, None]] = {}
+        self.ready: dict[HostAddress, dict[str, None]] = {}
         self._seed = seed
         self._queues: dict[str, AgentQueue] = {}
         self._rests: list[tuple[int, str]] = []
@@ -112,7 +112,7 @@ class AgentQueues:
         if queue.stage == "idle":
             self.go(queue)
 
-    def remember(self, agent: str, place: Place) -> None:
+    def remember(self, agent: str, place: HostAddress) -> None:
         """Cache the place of an agent."""
         self.places.pop(agent, None)
         self.places[agent] = place
@@ -174,7 +174,7 @@ class AgentQueues:
             self._queues[agent].stage = "finding"
         return [self._queues[agent] for agent in agents]
 
-    def take_batch(self, place: Place) -> list[Entry]:
+    def take_batch(self, place: HostAddress) -> list[Entry]:
         """Take one batch of ready sends for a host. For each agent the first sends are taken, so the order is kept."""
         batch: list[Entry] = []
         size_bytes = 0

@@ -20,7 +20,7 @@ from snapline.deploy.launching import Commands, Kind, Launcher, SnaplineCommands
 from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_owner_files
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.deploy.ray_launcher import RayLauncher
+from snapline.deploy.ray_fleet import RayLauncher
 from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet, follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher

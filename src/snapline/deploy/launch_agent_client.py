@@ -29,7 +29,7 @@ GREETING_LINES_MAX = 200
 LINE_BYTES_MAX = 4 << 20
 """Largest size of one request or answer; the largest holds a command line and some certificates."""
 
-Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
+RequestKind = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
 
 Fault = Literal["", "unheld", "replaced", "failed"]
 """Fault of a request. `unheld`: no launcher holds this launch agent, such as after its restart; `replaced`: another launcher took it over."""
@@ -63,7 +63,7 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
     """
 
     holder: str
-    word: Word
+    word: RequestKind
     id: int = 0
     name: str = ""
     address: str = ""
@@ -354,11 +354,11 @@ class LaunchAgentClient:
         if line is not None:
             await line.close()
 
-    async def _send(self, word: Word, handle: Handle) -> None:
+    async def _send(self, word: RequestKind, handle: Handle) -> None:
         with contextlib.suppress(LaunchAgentGoneError, ReplacedError):
             await self._call(LaunchAgentRequest(self._holder, word, handle=_as_local(handle)))
 
-    async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
+    async def _exit(self, word: RequestKind, handle: Handle, grace_s: float = 0.0) -> Exit | None:
         try:
             request = LaunchAgentRequest(self._holder, word, handle=_as_local(handle), grace_s=grace_s)
             exit_ = (await self._call(request)).exit

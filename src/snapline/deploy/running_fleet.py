@@ -57,7 +57,7 @@ from snapline.errors import (
 )
 from snapline.ids import check_id
 from snapline.messages.host_messages import TurnDeath
-from snapline.messages.status import FleetStatus
+from snapline.messages.status import HOSTS_MAX, FleetStatus
 
 
 class CoordinatorReader(Protocol):
@@ -69,9 +69,6 @@ class CoordinatorReader(Protocol):
     ) -> Awaitable[object]: ...
     def close(self) -> Awaitable[None]: ...
 
-
-HOSTS_MAX = 1_000
-"""Largest number of hosts that a coordinator accepts."""
 
 COORDINATORS = (1, 3, 5)
 """Allowed numbers of replicas. An even number has no advantage, since four replicas tolerate only as many losses as three."""

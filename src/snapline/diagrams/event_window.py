@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from snapline.diagrams.event_history import Clock, ClockStep, PastEvents, past_of_last, shiviz_log
-from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
+from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Position, Scene, Ticks, round_step
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX, natural_key
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
@@ -491,7 +491,7 @@ class _Maker:
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
-    def _column(self, position: float) -> Place:
+    def _column(self, position: float) -> Position:
         """Return the column of a position. Hidden events lie between the shown ones; events outside the window lie beyond the edges."""
         if position < self._window.first:
             return -2.0
@@ -594,7 +594,7 @@ class _Maker:
                 yield from self._marker(event.message, event.sender, event.host, sent, ends, event.epoch)
 
     def _marker(
-        self, message: str, sender: str, receiver: str, sent: Place | None, came: tuple[Place, ...], epoch: int
+        self, message: str, sender: str, receiver: str, sent: Position | None, came: tuple[Position, ...], epoch: int
     ) -> Iterator[Arrow]:
         start, end = HOST_PREFIX + sender if sent is not None else "", HOST_PREFIX + receiver
         if end in self._lanes and (not start or start in self._lanes):
@@ -652,7 +652,7 @@ class _Maker:
         lasts_ns = events[shown[-1]].time_ns - events[shown[0]].time_ns if shown else 0
         digits = 3 if lasts_ns > MILLISECONDS_FROM_NS else 6
 
-        def ticks(least: float) -> Iterator[tuple[Place, str]]:
+        def ticks(least: float) -> Iterator[tuple[Position, str]]:
             step = round_step(least)
             for column in range(0, len(shown), step):
                 time_ns = events[shown[column]].time_ns

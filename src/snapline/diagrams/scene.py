@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.errors import UsageError
 
-Place = float
+Position = float
 
 MarkKind = Literal["initial", "basic", "forced", "coordinated"]
 State = Literal["marker", "undone", "ordinary", "in-transit", "orphan"]
@@ -28,7 +28,7 @@ BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point"
 STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orphan")
 """Message states, from the least to the most important: later ones are drawn on top. A marker is not a message of an agent."""
 
-Ticks = Callable[[float], Iterable[tuple[Place, str]]]
+Ticks = Callable[[float], Iterable[tuple[Position, str]]]
 """Positions and texts of the axis's marks, with at least the given distance between marks, in places."""
 
 
@@ -44,7 +44,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """
 
     agent: str
-    place: Place
+    place: Position
     kind: MarkKind
     number: int | None = None
     is_on_line: bool = False
@@ -67,8 +67,8 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     message: str
     sender: str
     receiver: str
-    sent: Place | None
-    received: tuple[Place, ...] = ()
+    sent: Position | None
+    received: tuple[Position, ...] = ()
     state: State = "ordinary"
     words: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class EventDot(msgspec.Struct, frozen=True, gc=False):
     """
 
     agent: str
-    place: Place
+    place: Position
     event: str
     words: str
     is_chosen: bool = False
@@ -96,7 +96,7 @@ class Front(msgspec.Struct, frozen=True):
 
     kind: Literal["cut", "line"]
     label: str
-    places: Mapping[str, Place]
+    places: Mapping[str, Position]
     name: str = ""
 
 
@@ -106,8 +106,8 @@ class Band(msgspec.Struct, frozen=True):
     The bands of undone events and recoveries are shaded; the lane of an undone or down agent is a broken line.
     """
 
-    start: Place
-    end: Place
+    start: Position
+    end: Position
     kind: Literal["undone", "recovery", "down"]
     agent: str | None = None
     label: str = ""
@@ -117,7 +117,7 @@ class Sign(msgspec.Struct, frozen=True):
     """An agent fails, or keeps its live state."""
 
     agent: str
-    place: Place
+    place: Position
     kind: Literal["kill", "alive"]
     words: str
 
@@ -125,7 +125,7 @@ class Sign(msgspec.Struct, frozen=True):
 class Alarm(msgspec.Struct, frozen=True):
     """A violation of a guarantee, drawn as a mark through all lanes."""
 
-    place: Place
+    place: Position
     label: str
     words: str
 
@@ -133,8 +133,8 @@ class Alarm(msgspec.Struct, frozen=True):
 class Bar(msgspec.Struct, frozen=True):
     """A stretch in a track above the lanes; `end` equals `start` for a point."""
 
-    start: Place
-    end: Place
+    start: Position
+    end: Position
     kind: BarKind
     label: str
     words: str
@@ -166,8 +166,8 @@ class Scene(msgspec.Struct, frozen=True):
 
     heading: str
     agents: Sequence[str]
-    first: Place
-    last: Place
+    first: Position
+    last: Position
     ticks: Ticks
     hosts: Collection[str] = ()
     words: str = ""
@@ -194,12 +194,12 @@ class Scene(msgspec.Struct, frozen=True):
         if len(set(self.agents)) != len(self.agents):
             raise UsageError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
-    def shows(self, start: Place, end: Place) -> bool:
+    def shows(self, start: Position, end: Position) -> bool:
         """Return whether some of this stretch lies between the edges."""
         return start <= self.last and end >= self.first
 
 
-def state_at_cut(cut: Mapping[str, Place], arrow: Arrow) -> State:
+def state_at_cut(cut: Mapping[str, Position], arrow: Arrow) -> State:
     """Return the state of a message relative to a cut; ordinary if the cut lacks sender or receiver.
 
     An event at the place of a record counts as before it.
@@ -224,7 +224,7 @@ def round_step(least: float) -> int:
 def counted(first: int, last: int) -> Ticks:
     """Return the ticks of an axis that counts events."""
 
-    def ticks(least: float) -> Iterator[tuple[Place, str]]:
+    def ticks(least: float) -> Iterator[tuple[Position, str]]:
         step = round_step(least)
         for place in range(-(-first // step) * step, last + 1, step):
             yield place, f"{place:,}"
@@ -235,7 +235,7 @@ def counted(first: int, last: int) -> Ticks:
 def clock(first_ns: int, last_ns: int, *, origin_ns: int = 0) -> Ticks:
     """Return the ticks of an axis in nanoseconds, counted from `origin_ns`."""
 
-    def ticks(least: float) -> Iterator[tuple[Place, str]]:
+    def ticks(least: float) -> Iterator[tuple[Position, str]]:
         step = round_step(least)
         units = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
         unit_ns, unit = next(pair for pair in units if step % pair[0] == 0)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from snapline.diagrams.scene import STATES, Arrow, Band, Bar, EventDot, Front, Mark, Place, Scene, State, Track
+from snapline.diagrams.scene import STATES, Arrow, Band, Bar, EventDot, Front, Mark, Position, Scene, State, Track
 from snapline.diagrams.style import (
     EVENT_RULES,
     Point,
@@ -55,7 +55,7 @@ BARS_MAX = 500
 CHARACTER_PX = 6.6
 """Approximate width of a character at 11 pixels; an overestimate."""
 
-X = Callable[[Place], float]
+X = Callable[[Position], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
@@ -145,7 +145,7 @@ class Plot(msgspec.Struct, frozen=True):
     `tracks`: packed, one row each. `notes`: omissions. `step`: width of a unit. `top`, `bottom`, `spacing`: of the lanes.
     """
 
-    first: Place
+    first: Position
     left: int
     right: float
     top: int
@@ -164,7 +164,7 @@ class Plot(msgspec.Struct, frozen=True):
         step = max(step_min, (WIDTH - MARGIN - left) / span)
         right = left + step * span
 
-        def x(place: Place) -> float:
+        def x(place: Position) -> float:
             return min(max(left + step * (place - scene.first), left), right)
 
         tracks, notes = packed(scene.tracks, x)
@@ -181,11 +181,11 @@ class Plot(msgspec.Struct, frozen=True):
             notes=notes,
         )
 
-    def x(self, place: Place) -> float:
+    def x(self, place: Position) -> float:
         """Return the x of a place, clamped to the edges."""
         return min(max(self.beyond(place), self.left), self.right)
 
-    def beyond(self, place: Place) -> float:
+    def beyond(self, place: Position) -> float:
         """Return the x of a place, outside the plot for a place outside the edges."""
         return self.left + self.step * (place - self.first)
 
@@ -304,7 +304,7 @@ def telling(scene: Scene) -> list[Arrow]:
     return sorted(shown, key=lambda message: STATES.index(message.state))
 
 
-def _reach(one: Arrow) -> tuple[Place, Place]:
+def _reach(one: Arrow) -> tuple[Position, Position]:
     """Return the first and the last place of a message."""
     ends = one.received if one.sent is None else (one.sent, *one.received)
     return ends[0], ends[-1]

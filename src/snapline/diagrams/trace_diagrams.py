@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from snapline.diagrams.event_history import INITIAL, PastEvents
-from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
+from snapline.diagrams.scene import Arrow, Band, Front, Mark, Position, Scene, Sign, counted
 from snapline.diagrams.style import LEGEND, page, picture, text
 from snapline.diagrams.svg import ARROWS_MAX, Plot, draw, telling
 from snapline.errors import UsageError
@@ -110,7 +110,7 @@ class AnalyzedTrace:
         return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
 
     @property
-    def line_position(self) -> Mapping[str, Place]:
+    def line_position(self) -> Mapping[str, Position]:
         """Return agent → position of the agent's checkpoint or live state on the recovery line."""
         return self._front.places
 

@@ -425,10 +425,13 @@ class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
 
 Rows = dict[str, object]
 
+API_VERSION = "snapline/v1"
+"""Version of all JSON documents. It changes when a field changes its name or meaning."""
+
 
 def document(kind: str, **fields: object) -> Rows:
     """Return a document with these fields and the two fields that all documents have."""
-    return {"apiVersion": "snapline/v1", "kind": kind, **fields}
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
 def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:

@@ -9,6 +9,9 @@ import msgspec
 
 from snapline.messages.host_messages import OpenTurn
 
+HOSTS_MAX = 1_000
+"""Largest number of hosts in a fleet. Every pair of hosts has a link, so a typing error must not create a billion links."""
+
 KINDS: dict[str, str] = {
     "busy": "`snapline host logs {host}` names what blocks it; give such a handler `thread=True`, or end the process: `snapline host kill {host}`",
     "certificate": "renew it: `snapline auth renew DIR` does it for those that `snapline auth init` has made",

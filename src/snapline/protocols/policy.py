@@ -53,8 +53,8 @@ import msgspec
 from snapline.errors import UsageError
 
 
-def young(cost_s: float, mtbf_s: float) -> float:
-    """Return the seconds of work between two checkpoints, by Young's formula.
+def daly(cost_s: float, mtbf_s: float) -> float:
+    """Return the seconds of work between two checkpoints, by Daly's higher-order formula.
 
     Args:
         cost_s: the pause that one checkpoint costs, in seconds.
@@ -63,23 +63,13 @@ def young(cost_s: float, mtbf_s: float) -> float:
     Raises:
         UsageError: an argument is not a finite number above 0.
     """
-    _check(cost_s, mtbf_s)
-    return math.sqrt(2 * cost_s * mtbf_s)
-
-
-def daly(cost_s: float, mtbf_s: float) -> float:
-    """Return the seconds of work between two checkpoints, by Daly's higher-order formula. Arguments and errors are those of `young`."""
-    _check(cost_s, mtbf_s)
+    for name, value in (("cost_s", cost_s), ("mtbf_s", mtbf_s)):
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name} is {value}: give the measured seconds, a finite number above 0")
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
     return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
-
-
-def _check(cost_s: float, mtbf_s: float) -> None:
-    for name, value in (("cost_s", cost_s), ("mtbf_s", mtbf_s)):
-        if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{name} is {value}: give the measured seconds, a finite number above 0")
 
 
 JITTER = 0.1

@@ -5,10 +5,8 @@ L. E. Buzato, arXiv 1702.06167).
 """
 
 from snapline.errors import UsageError
-from snapline.protocols.bcs import BcsRule
-from snapline.protocols.bhmr import BhmrRule
-from snapline.protocols.dependency_vector import CasRule, CbrRule, FdasRule, FdiRule, NrasRule
-from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.dependency_vector import BhmrRule, CasRule, CbrRule, FdasRule, FdiRule, NrasRule
+from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.rule import CheckpointRule, UncoordinatedRule
 
 RULES: dict[str, type[CheckpointRule]] = {

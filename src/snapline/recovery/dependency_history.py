@@ -13,8 +13,7 @@ of each agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a cou
 - `obsolete`, by the exact rule of section 7 (G7). Reports of different agents are of different age, and together need not be a state that
   the fleet was ever in. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single* failure
   would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else if every checkpoint inside the
-  cut is known. So a live state is ignored if its agent's newest checkpoint is still being written;
-- `received_on_total_line`, the numbers up to which senders may drop their logs (section 3).
+  cut is known. So a live state is ignored if its agent's newest checkpoint is still being written.
 
 A recovery truncates the history: `roll_back` removes everything past the recovery line, and later checkpoints reuse the numbers.
 
@@ -569,17 +568,6 @@ class FleetHistory:
             if numbers:
                 by_agent[agent] = numbers
         return by_agent
-
-    def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
-        """Return, by sender, the last number that `receiver` has received at its checkpoint on the total-failure line.
-
-        Senders may drop these messages and earlier ones from their logs; later ones can still be needed.
-
-        Raises:
-            NotFoundError: `receiver` has not joined.
-        """
-        channels = self._records.incoming[self._member(receiver)]
-        return {sender: channel.received.on_line for sender, channel in channels.items() if channel.received.on_line}
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
         """Forget obsolete checkpoints that have been deleted. Checkpoints forgotten before are ignored.

@@ -519,11 +519,6 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
     return violations
 
 
-def is_consistent(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> bool:
-    """Return whether no channel of `cut` has orphans."""
-    return not orphans(cut, gone=gone)
-
-
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:

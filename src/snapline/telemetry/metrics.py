@@ -2,7 +2,7 @@
 
 Theory of operation. Cores do not know about metrics. They keep the counts that they need themselves, and adapters see events, so a process
 has the values anyway. `metrics_server.py` reads them on request; they cost nothing on the path of a message. Each kind of
-process declares its families in a table (`coordinator/service/metrics.py`, `agent_runtime/host/host_metrics.py`); docs/metrics.md shows these
+process declares its families in a table (`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`); docs/metrics.md shows these
 tables, and a test compares them.
 
 No family has a label with an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each

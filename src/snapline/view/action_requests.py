@@ -28,7 +28,6 @@ from snapline.messages.status import FleetStatus, HostStatus
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.storage.store.catalog import SnapshotSummary
 from snapline.view.display_text import count, pill, size
-from snapline.view.facts import ENDED
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.operator_actions import (
     ActionField,
@@ -43,7 +42,7 @@ from snapline.view.operator_actions import (
 )
 from snapline.view.page_elements import section, table
 from snapline.view.sign_in import HEADERS, Sessions, form_of
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import ENDED, FleetWatch
 
 ROWS_MAX = 100
 

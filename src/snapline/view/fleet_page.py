@@ -30,10 +30,9 @@ from snapline.view.display_text import (
     tone_of,
     worst,
 )
-from snapline.view.facts import ENDED, Heard
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import DEPTH_MAX, agent_link, leaf, section, table, tree, trouble
-from snapline.view.page_streams import Partial
+from snapline.view.page_elements import DEPTH_MAX, Partial, agent_link, section, table, tree, trouble, value_tree
+from snapline.view.watch import ENDED, LatestStatus
 
 ROWS_MAX = 100
 """Largest number of agents in the table: ten thousand rows are unreadable. Viewers search for the others."""
@@ -87,22 +86,22 @@ class FleetScreen:
 
     def __init__(self) -> None:
         self._found: dict[AgentSearch, tuple[Sequence[LocatedAgent], Markup]] = {}
-        self._drawn: tuple[Heard, list[Partial]] | None = None
+        self._drawn: tuple[LatestStatus, list[Partial]] | None = None
 
-    def body(self, standing: Heard, search: AgentSearch) -> Markup:
+    def body(self, standing: LatestStatus, search: AgentSearch) -> Markup:
         """Draw the whole screen."""
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
-    def pieces(self, standing: Heard, search: AgentSearch) -> list[Partial]:
+    def pieces(self, standing: LatestStatus, search: AgentSearch) -> list[Partial]:
         """Return the pieces that may change."""
         return [*self._tops(standing, search), *self._rows(standing)]
 
-    def _rows(self, standing: Heard) -> list[Partial]:
+    def _rows(self, standing: LatestStatus) -> list[Partial]:
         if self._drawn is None or self._drawn[0] is not standing:
             self._drawn = (standing, _rows(standing))
         return self._drawn[1]
 
-    def _tops(self, standing: Heard, search: AgentSearch) -> list[Partial]:
+    def _tops(self, standing: LatestStatus, search: AgentSearch) -> list[Partial]:
         return [
             Partial("notices", _notices(standing)),
             Partial("title", _title(standing)),
@@ -114,7 +113,7 @@ class FleetScreen:
             Partial("found", self.found(standing, search)),
         ]
 
-    def _section(self, standing: Heard, search: AgentSearch) -> Partial:
+    def _section(self, standing: LatestStatus, search: AgentSearch) -> Partial:
         """Return the search form with its results.
 
         The form is sent again only when its choices change, since a viewer may be typing into it.
@@ -122,7 +121,7 @@ class FleetScreen:
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 
-    def found(self, standing: Heard, search: AgentSearch) -> Markup:
+    def found(self, standing: LatestStatus, search: AgentSearch) -> Markup:
         """Draw the agents that match the search."""
         known = self._found.get(search)
         if known is None or known[0] is not standing.agents:
@@ -149,7 +148,7 @@ class Notice(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def _notices(standing: Heard) -> Markup:
+def _notices(standing: LatestStatus) -> Markup:
     """Draw the most serious notice as the headline, and the other notices below the headline."""
     strips: list[Child] = [trouble(standing.trouble, standing.updated_s)]
     notices = [] if standing.facts is None else _all_notices(standing.facts)
@@ -212,7 +211,7 @@ def _strip(notice: Notice, *, is_headline: bool = False) -> Markup:
     return tag("p", tag("b", lead) if lead else None, f"{text}.", quiet, class_=kind)
 
 
-def _title(standing: Heard) -> Markup:
+def _title(standing: LatestStatus) -> Markup:
     facts = standing.facts
     if facts is None:
         return tag("div", tag("h1", "Waiting for the fleet"), id="title", class_="title")
@@ -229,7 +228,7 @@ def _title(standing: Heard) -> Markup:
     )
 
 
-def _figures(standing: Heard) -> Markup:
+def _figures(standing: LatestStatus) -> Markup:
     facts = standing.facts or FleetStatus()
     alive = sum([host.state == "alive" for host in facts.hosts])
     expected = max(facts.hosts_expected, len(facts.hosts))
@@ -289,7 +288,7 @@ def sparkline(values: Sequence[float]) -> Markup:
 # -- hosts ---------------------------------------------------------------------------------------------------------------
 
 
-def _hosts(standing: Heard) -> Sequence[HostStatus]:
+def _hosts(standing: LatestStatus) -> Sequence[HostStatus]:
     return () if standing.facts is None else standing.facts.hosts
 
 
@@ -299,13 +298,13 @@ def _host_table(rows: Sequence[Partial]) -> Markup:
     return section("hosts", "Hosts", body)
 
 
-def _rows(standing: Heard) -> list[Partial]:
+def _rows(standing: LatestStatus) -> list[Partial]:
     most = max([each.agents for each in _hosts(standing)], default=0)
     fastest = max(standing.host_turns_per_s.values(), default=0.0)
     return [_row(host, standing, most=most, fastest=fastest) for host in _hosts(standing)]
 
 
-def _row(host: HostStatus, standing: Heard, *, most: int, fastest: float) -> Partial:
+def _row(host: HostStatus, standing: LatestStatus, *, most: int, fastest: float) -> Partial:
     turns = standing.host_turns_per_s.get(host.host)
     id = f"host-{host.host}"
     row = tag(
@@ -338,7 +337,7 @@ def _bar(words: str, value: float, most: float) -> Markup:
     return tag("td", words, drawn, class_="number")
 
 
-def _tiles(standing: Heard) -> Markup:
+def _tiles(standing: LatestStatus) -> Markup:
     hosts = _hosts(standing)
     if len(hosts) < TILES_MIN:
         return tag("div", id="tiles", hidden=True)
@@ -356,7 +355,7 @@ def _tiles(standing: Heard) -> Markup:
 # -- agents --------------------------------------------------------------------------------------------------------------
 
 
-def _busy(standing: Heard) -> Markup:
+def _busy(standing: LatestStatus) -> Markup:
     turns = sorted(
         [(turn.elapsed_ns, turn.agent, host.host) for host in _hosts(standing) for turn in host.busy], reverse=True
     )
@@ -376,7 +375,7 @@ def _busy(standing: Heard) -> Markup:
     return section("busy", "Long turns", table(columns, rows, label="Long turns"), more)
 
 
-def _found(standing: Heard, search: AgentSearch) -> Markup:
+def _found(standing: LatestStatus, search: AgentSearch) -> Markup:
     matches = search.finds(standing.agents)
     rows = [
         tag(
@@ -396,7 +395,7 @@ def _found(standing: Heard, search: AgentSearch) -> Markup:
     return tag("div", tag("p", summary, class_="quiet", role="status"), body, id="found")
 
 
-def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:
+def _form(standing: LatestStatus, search: AgentSearch) -> tuple[Markup, str]:
     """Return the form, and a key of the values on which its choices depend."""
     hosts = [host.host for host in _hosts(standing)]
     states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
@@ -504,7 +503,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
         tag("p", about, class_="quiet"),
         class_="title",
     )
-    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", _value(value))) for name, value in facts]
+    rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", value_tree(value))) for name, value in facts]
     listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
     return join([title, _state(state, problem), listed])
 
@@ -532,7 +531,3 @@ def _state(state: AgentState | None, problem: str) -> Markup:
 def _opened(state: object) -> Markup:
     is_small = len(msgspec.json.encode(state)) <= OPEN_BYTES_MAX
     return tree(state, open_levels=DEPTH_MAX if is_small else 1)
-
-
-def _value(value: object) -> Child:
-    return tree(value) if isinstance(value, dict | list) and value else leaf(value)

@@ -47,7 +47,8 @@ from snapline.messages.payloads import describe_payload
 from snapline.messages.status import FleetStatus
 from snapline.storage.store.catalog import SnapshotSummary
 from snapline.storage.store.store import Store
-from snapline.view.cut_page import (
+from snapline.view.display_text import count, plural, size
+from snapline.view.epoch_pages import (
     ROWS_MAX,
     CutAgent,
     CutChannel,
@@ -57,10 +58,9 @@ from snapline.view.cut_page import (
     Plain,
     cut_body,
     cut_of,
+    epochs_body,
+    no_history,
 )
-from snapline.view.display_text import count, plural, size
-from snapline.view.epochs_page import epochs_body, no_history
-from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen, coordinators_body
 from snapline.view.markup import Child, Markup, join, tag
 from snapline.view.page_elements import Targets, section, table
@@ -78,7 +78,7 @@ from snapline.view.pending_work_page import (
     pending_work_partials,
 )
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import FleetWatch, ViewCalls
 
 # -- store at rest -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ REMOVED_PREFIXES = ("data-",)
 IDS = frozenset({"aria-labelledby", "aria-describedby"})
 ARROWHEADS = frozenset({"marker-end", "marker-start"})
 
-Place = Callable[[str], str | None]
+LinkTarget = Callable[[str], str | None]
 """Function that maps the address of a link to the id of its target in the file, or to None."""
 
 
@@ -229,7 +229,7 @@ def ids_of(markup: Markup, screen: str) -> set[str]:
     return {f"{screen}-{unescape(id_)}" for id_ in _ID.findall(markup)}
 
 
-def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) -> Markup:
+def standing(markup: Markup, screen: str, place: LinkTarget, ids: Collection[str]) -> Markup:
     """Return the screen as static markup for a file. `place` finds a link's target in the file. `ids`: all ids in the file.
 
     Raises:
@@ -238,7 +238,7 @@ def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) ->
     return Markup("".join(_standing_parts(markup, screen, place, ids)))
 
 
-def _standing_parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iterator[str]:
+def _standing_parts(markup: str, screen: str, place: LinkTarget, ids: Collection[str]) -> Iterator[str]:
     end, removed, moment = 0, "", ""
     links: list[str] = []
     for match in _TAG.finditer(markup):
@@ -291,7 +291,7 @@ def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
     return kept
 
 
-def _target(href: str, screen: str, place: Place, ids: Collection[str]) -> str | None:
+def _target(href: str, screen: str, place: LinkTarget, ids: Collection[str]) -> str | None:
     target = f"{screen}-{href[1:]}" if href.startswith("#") else place(href)
     return target if target in ids else None
 

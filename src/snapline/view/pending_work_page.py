@@ -23,11 +23,9 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, Unfini
 from snapline.messages.status import FleetStatus
 from snapline.storage.outputs.output_record import parse_cursor
 from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
-from snapline.view.facts import ViewCalls
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.page_elements import Targets, leaf, section, table, tree
-from snapline.view.page_streams import RENDER_PERIOD_S, Partial, notices
-from snapline.view.watch import FleetWatch
+from snapline.view.page_elements import RENDER_PERIOD_S, Partial, Targets, leaf, notices, section, table, tree
+from snapline.view.watch import FleetWatch, ViewCalls
 
 # -- ledger ------------------------------------------------------------------------------------------------------------
 

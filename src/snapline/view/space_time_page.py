@@ -26,8 +26,7 @@ from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSen
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 from snapline.view.display_text import count, plural
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.page_elements import Targets, leaf, section, tree
-from snapline.view.page_streams import Partial, notices
+from snapline.view.page_elements import Partial, Targets, notices, section, value_tree
 
 # -- query -------------------------------------------------------------------------------------------------------------
 
@@ -438,12 +437,8 @@ def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
 
 def _in_transit(facts: SpaceFacts) -> list[tuple[str, Child]]:
     rows: list[tuple[str, Child]] = [("in transit in the cut of", _epoch(epoch, facts)) for epoch in facts.epochs]
-    content = [_value(each) for each in facts.content]
+    content = [value_tree(each, open_levels=2) for each in facts.content]
     return rows + [("content", each) for each in content]
-
-
-def _value(value: object) -> Child:
-    return tree(value, open_levels=2) if isinstance(value, dict | list | tuple) and value else leaf(value)
 
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:

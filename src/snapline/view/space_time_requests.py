@@ -29,11 +29,9 @@ from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.client_requests import RecentTrace
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
-from snapline.view.cut_page import CutFacts
-from snapline.view.facts import ViewCalls
+from snapline.view.epoch_pages import CutFacts
 from snapline.view.markup import Markup
-from snapline.view.page_elements import Targets
-from snapline.view.page_streams import RENDER_PERIOD_S, Partial, Streams
+from snapline.view.page_elements import RENDER_PERIOD_S, Partial, Streams, Targets
 from snapline.view.sign_in import HEADERS
 from snapline.view.space_time_page import (
     Source,
@@ -44,6 +42,7 @@ from snapline.view.space_time_page import (
     space_pieces,
     space_results,
 )
+from snapline.view.watch import ViewCalls
 
 # -- live events -------------------------------------------------------------------------------------------------------
 

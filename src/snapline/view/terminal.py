@@ -21,7 +21,7 @@ from snapline.view.display_text import (
     size,
     tone_of,
 )
-from snapline.view.facts import Heard
+from snapline.view.watch import LatestStatus
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
 
@@ -51,7 +51,7 @@ COLUMNS = (
 NUMBERS = COLUMNS[2:10]
 
 
-def draw(heard: Heard, *, lines: int) -> RenderableType:
+def draw(heard: LatestStatus, *, lines: int) -> RenderableType:
     """Draw one screen of `lines` lines. The busiest hosts are listed; the other hosts are only counted."""
     facts = heard.facts
     if facts is None:
@@ -91,7 +91,7 @@ def _title(facts: FleetStatus) -> Text:
     return text.append(printable(f"{more}  {facts.reason}".rstrip()))
 
 
-def _figures(facts: FleetStatus, heard: Heard) -> list[Text]:
+def _figures(facts: FleetStatus, heard: LatestStatus) -> list[Text]:
     alive = sum([host.state == "alive" for host in facts.hosts])
     epochs = f"{facts.epochs_completed:,} complete, {facts.epochs_aborted:,} aborted, {facts.epochs_open:,} open"
     dead_letters = facts.total("dead_letters")
@@ -124,7 +124,7 @@ def bars(course: Sequence[float]) -> str:
     )
 
 
-def _hosts(hosts: Sequence[HostStatus], heard: Heard, room: int) -> list[RenderableType]:
+def _hosts(hosts: Sequence[HostStatus], heard: LatestStatus, room: int) -> list[RenderableType]:
     """Draw the hosts in order. If not all fit, draw only hosts with problems and hosts with the most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]

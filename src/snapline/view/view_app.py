@@ -35,19 +35,29 @@ from snapline.gateway.http_server import serve_app
 from snapline.messages.client_requests import AgentState
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
-from snapline.view.cut_page import CutFacts, CutSearch, cut_body, cut_of, cut_results
-from snapline.view.epochs_page import epochs_body, no_history
-from snapline.view.facts import ViewCalls
+from snapline.view.epoch_pages import CutFacts, CutSearch, cut_body, cut_of, cut_results, epochs_body, no_history
 from snapline.view.fleet_page import AgentSearch, FleetScreen, agent_body, coordinators_body, saved_body
 from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.markup import Markup, join, tag
-from snapline.view.page_elements import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, Targets, page, shown_epochs
-from snapline.view.page_streams import Partial, Streams, ViewerState, event
+from snapline.view.page_elements import (
+    ACT,
+    SCREENS,
+    SIMULATION,
+    SPACE_TIME,
+    PageHead,
+    Partial,
+    Streams,
+    Targets,
+    ViewerState,
+    event,
+    page,
+    shown_epochs,
+)
 from snapline.view.pending_work_page import PendingWorkReader, pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_result, recovery_body
 from snapline.view.sign_in import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.space_time_requests import LiveEvents, SpaceTimePages
-from snapline.view.watch import FleetWatch
+from snapline.view.watch import FleetWatch, ViewCalls
 
 if TYPE_CHECKING:
     from snapline.view.simulation_pages import SimulationPages

@@ -1,21 +1,108 @@
 """Read the state of a fleet for all viewers.
 
-The coordinator gets one request a second for any number of viewers, and no requests without viewers.
+The coordinator gets one request a second for any number of viewers, and no requests without viewers. `FleetCalls` declares these requests, and
+`LatestStatus` stores the last answers: status, agents, and turns per second.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from snapline.errors import SnaplineError, UsageError
 from snapline.ids import natural_key
-from snapline.messages.answers import LocatedAgent
-from snapline.messages.status import FleetStatus
-from snapline.view.facts import FleetCalls, Heard, TurnRates
+from snapline.messages.answers import LocatedAgent, ReadConsumersReply, ReadOutputsReply
+from snapline.messages.client_requests import AgentState, RecentTrace
+from snapline.messages.status import AskedReplica, FleetStatus
+
+COURSE_MAX = 120
+"""Largest number of samples in the sparkline: two minutes, with one sample per second."""
+
+WINDOW_S = 5.0
+"""Length of the window over which a rate is computed. Hosts report their counts with heartbeats, not on request."""
+
+
+ENDED = ("finished", "failed")
+"""Phases of a fleet that has ended."""
+
+
+class FleetCalls(Protocol):
+    """Requests of the view to a fleet: a subset of the methods of `snapline.Client`."""
+
+    async def status(self) -> FleetStatus: ...
+    async def agents(self) -> list[LocatedAgent]: ...
+    async def describe(self, agent: str, timeout_s: float = ...) -> dict[str, object]: ...
+
+
+class ViewCalls(FleetCalls, Protocol):
+    """Requests that the view's other screens need in addition."""
+
+    async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
+    async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
+    async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]: ...
+    async def lines_of_each(self) -> dict[str, object]: ...
+    async def recoveries(self) -> dict[str, object]: ...
+    async def epoch_history(self) -> dict[str, object] | None: ...
+    async def replicas(self) -> list[AskedReplica]: ...
+    async def waiting(self) -> dict[str, object]: ...
+    async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
+    async def consumers(self) -> ReadConsumersReply: ...
+    async def recent_traces(
+        self, after: Mapping[str, str], *, every: int, most: int
+    ) -> Mapping[str, RecentTrace | None]: ...
+
+
+class LatestStatus(msgspec.Struct, frozen=True):
+    """Latest known state of the fleet.
+
+    Attributes:
+        facts: the last answer; None if no answer has arrived yet.
+        updated_s: time of the last answer, in seconds since 1970.
+        trouble: reason why the last request has no answer; "" if the request was answered.
+        turns_per_s: turns per second of all hosts; None if unknown.
+        host_turns_per_s: host → turns per second, for hosts whose rate is known.
+        course: samples of turns per second, oldest first.
+        agents: all agents, sorted.
+    """
+
+    facts: FleetStatus | None = None
+    updated_s: float = 0.0
+    trouble: str = ""
+    turns_per_s: float | None = None
+    host_turns_per_s: Mapping[str, float] = {}
+    course: tuple[float, ...] = ()
+    agents: tuple[LocatedAgent, ...] = ()
+
+
+class TurnRates:
+    """Computes turns per second from the counts that hosts report."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, dict[str, int]]] = deque()
+        self._course: deque[float] = deque(maxlen=COURSE_MAX)
+
+    def note(self, now_s: float, facts: FleetStatus) -> tuple[dict[str, float], tuple[float, ...]]:
+        """Add a sample. Return the rate of each host that has at least two samples, and the history of the total rate."""
+        turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
+        self._samples.append((now_s, turns))
+        while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
+            self._samples.popleft()
+        earlier_s, before = self._samples[0]
+        passed_s = now_s - earlier_s
+        if passed_s <= 0:
+            return {}, tuple(self._course)
+        rates = {
+            host: max(0, count - before[host]) / passed_s  # a restarted host counts from 0
+            for host, count in turns.items()
+            if host in before
+        }
+        self._course.append(sum(rates.values()))
+        return rates, tuple(self._course)
+
 
 PERIOD_S = 1.0
 """Time between two status requests. Shorter is useless, because hosts report their state with heartbeats, which are not more frequent."""
@@ -35,7 +122,7 @@ class FleetWatch:
         self._calls = calls
         self._period_s = period_s
         self._rates = TurnRates()
-        self._state = Heard()
+        self._state = LatestStatus()
         self._asked_s = float("-inf")
         self._asking = asyncio.Lock()
         self._agents_of: tuple[object, ...] = ()
@@ -44,23 +131,18 @@ class FleetWatch:
         self._looking: asyncio.Task[None] | None = None
 
     @property
-    def last(self) -> Heard:
+    def last(self) -> LatestStatus:
         """Latest known state of the fleet."""
         return self._state
 
-    @property
-    def viewers(self) -> int:
-        """Number of open viewer streams."""
-        return len(self._news)
-
-    async def now(self) -> Heard:
+    async def now(self) -> LatestStatus:
         """Return the state of the fleet, at most one period old."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
         return self._state
 
-    async def follow(self) -> AsyncGenerator[Heard, None]:
+    async def follow(self) -> AsyncGenerator[LatestStatus, None]:
         """Yield the state of the fleet, now and after every request.
 
         Raises:
@@ -112,7 +194,7 @@ class FleetWatch:
             return
         self._asked_s = time.monotonic()
         rates, course = self._rates.note(self._asked_s, facts)
-        self._state = Heard(
+        self._state = LatestStatus(
             facts=facts,
             updated_s=time.time(),
             turns_per_s=sum(rates.values()) if rates else None,

@@ -24,7 +24,7 @@ from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
 from snapline.adapters.langgraph import SnaplineSaver
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
-from snapline.storage.object_streams.segments import ObjectStreamInUseError
+from snapline.storage.store.object_segments import ObjectStreamInUseError
 
 pytestmark = pytest.mark.langgraph
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.integration.processes import ROOT
 
-from snapline.adapters.ray.payloads import ACTOR, ActorNames, is_tree, packed, packed_state, unpacked
+from snapline.adapters.ray.fleet_refs import ACTOR, ActorNames, is_tree, packed, packed_state, unpacked
 from snapline.errors import EncodingError
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'snapline[ray]'")
@@ -63,8 +63,8 @@ def test_what_holds_itself_can_be_an_argument() -> None:
 
 PROGRAM = """
 import sys
-from snapline.adapters.ray.payloads import ActorNames
-from snapline.adapters.ray.payloads import packed
+from snapline.adapters.ray.fleet_refs import ActorNames
+from snapline.adapters.ray.fleet_refs import packed
 word = sys.argv[1] if sys.argv[2] == "one" else "".join(sys.argv[1])
 again = word if sys.argv[2] == "one" else "".join(list(word))
 value = ({"apple", "pear", "plum", word}, frozenset([(word, again)]), word, again)

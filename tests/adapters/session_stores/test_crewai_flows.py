@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from snapline.adapters.crewai_flows import SnaplineFlowPersistence
 from snapline.chaos.crash_child import CrashNote
 from snapline.chaos.crash_kit import CrashKit
-from snapline.storage.object_streams.segments import ObjectStreamInUseError
+from snapline.storage.store.object_segments import ObjectStreamInUseError
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(600)]
 

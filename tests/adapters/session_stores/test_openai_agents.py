@@ -17,7 +17,7 @@ from agents.memory import SessionSettings
 from snapline.adapters.openai_agents import SnaplineSessions
 from snapline.chaos.crash_child import CrashNote
 from snapline.chaos.crash_kit import CrashKit
-from snapline.storage.object_streams.segments import ObjectStreamInUseError
+from snapline.storage.store.object_segments import ObjectStreamInUseError
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(600)]
 

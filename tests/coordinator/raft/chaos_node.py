@@ -26,8 +26,7 @@ from tests.coordinator.raft.replicas import Ledger, real_configuration
 from snapline.channels.servers import server_options
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.proposals import Committed
-from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Committed, Replica, ReplicaOptions
 from snapline.errors import SnaplineError
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store

@@ -9,7 +9,7 @@ from pysyncobj.poller import createPoller  # type: ignore[import-untyped]  # the
 
 from snapline.channels.servers import server_options
 from snapline.coordinator.raft.messages import Hello, Message, encode_hello, encode_message
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode
 from snapline.coordinator.raft.raft_streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
 from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import OutgoingCalls

@@ -1,7 +1,7 @@
 """A disk whose every write, sync, rename and removal is recorded, so that each crash can be replayed, or made to fail.
 
 `Recording` follows two writers into one list of operations: SQLite, through a VFS that calls the real one (ctypes), and
-`files.py`, through its `os`. From the list `crash_states` makes what the folder may hold if the process is killed
+`durability.py` with `folders.py`, through their `os`. From the list `crash_states` makes what the folder may hold if the process is killed
 after an operation (all that was done), or the power fails (of what was not synced: any part, torn).
 
 Model: a file's bytes are durable when it is synced; creations, renames and removals are durable in order, when the folder is
@@ -16,6 +16,11 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
+
+from snapline import folders
+from snapline.coordinator.raft import durability
 
 SQLITE_FULL, SQLITE_IOERR_WRITE, SQLITE_IOERR_FSYNC = 13, 778, 1034
 
@@ -268,11 +273,11 @@ def recorded_sqlite(recording: Recording) -> contextlib.AbstractContextManager[N
     return _RecordedVfs(recording).installed()
 
 
-# ---- files.py -------------------------------------------------------------------------------------------------------
+# ---- durability.py and folders.py -------------------------------------------------------------------------------------------------------
 
 
 class RecordedOs:
-    """Stands in for the module `os` of `files.py`; records what happens in one folder."""
+    """Stands in for the module `os` of `durability.py` and `folders.py`; records what happens in one folder."""
 
     def __init__(self, recording: Recording, folder: Path) -> None:
         self._recording = recording
@@ -329,3 +334,10 @@ class RecordedOs:
             self._fail_or(not self._recording.fails_now())
             self._recording.ops.append(Op("rename", name=source.name, other=target.name))
         os.replace(source, target)
+
+
+def record_os(patch: pytest.MonkeyPatch, recording: Recording, folder: Path) -> None:
+    """Have the durable files of `folder` recorded."""
+    recorded = RecordedOs(recording, folder)
+    for module in (durability, folders):
+        patch.setattr(module, "os", recorded)

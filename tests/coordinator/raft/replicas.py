@@ -20,9 +20,8 @@ from tests.coordinator.raft.marks import Marks
 
 from snapline.channels.servers import server_options
 from snapline.coordinator.raft.messages import Hello
-from snapline.coordinator.raft.proposals import Committed, Outcome
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
-from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode, raft_configuration
+from snapline.coordinator.raft.raft_driver import Committed, Outcome, Replica, ReplicaOptions
 from snapline.errors import CoordinatorUnavailableError, LogError
 from snapline.security.transport import Security
 

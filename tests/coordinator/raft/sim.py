@@ -32,7 +32,7 @@ from snapline import failpoints
 from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.messages import decode_batch, encode_message
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode, raft_configuration
 
 CREEP_S = 5e-5
 """What the clock moves at each look: the library waits in loops for time to pass."""

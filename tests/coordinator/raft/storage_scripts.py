@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import pytest
-from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, recorded_sqlite
+from tests.coordinator.raft.recorded_disk import Recording, record_os, recorded_sqlite
 
-from snapline.coordinator.raft import durability
 from snapline.coordinator.raft import journal as journal_module
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal import Entry, SqliteJournal
@@ -142,7 +141,7 @@ class JournalScript:
 def record_journal(kind: type[SqliteJournal], recording: Recording) -> str:
     """Run the script; why the process ended, if it did."""
     with fast_folder() as folder, pytest.MonkeyPatch.context() as patch, recorded_sqlite(recording):
-        patch.setattr(durability, "os", RecordedOs(recording, folder))
+        record_os(patch, recording, folder)
         patch.setattr(journal_module, "CHECKPOINT_BYTES", 0)
         script = None
         try:
@@ -294,7 +293,7 @@ def transmit(sender: DumpFile, receiver: DumpFile) -> bool:
 def record_replica(recording: Recording) -> str:
     """Run the script; why the process ended, if it did."""
     with fast_folder() as folder, fast_folder() as leaders, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durability, "os", RecordedOs(recording, folder))
+        record_os(patch, recording, folder)
         patch.setattr(journal_module, "CHECKPOINT_BYTES", 0)
         replica = None
         with recorded_sqlite(recording):

@@ -13,9 +13,8 @@ from tests.coordinator.raft.peers_of import until
 
 from snapline.coordinator.raft import durability
 from snapline.coordinator.raft import raft_driver as driver_module
-from snapline.coordinator.raft.proposals import Committed, Rejected, Unknown
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode
-from snapline.coordinator.raft.raft_driver import FAILURES_MAX, IN_FLIGHT_MAX, RaftDriver
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode
+from snapline.coordinator.raft.raft_driver import FAILURES_MAX, IN_FLIGHT_MAX, Committed, RaftDriver, Rejected, Unknown
 from snapline.coordinator.raft.raft_streams import Inbox
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.status import Standing

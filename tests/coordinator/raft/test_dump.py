@@ -13,7 +13,7 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf  # type: ignore[import-untyped]  # has no stubs
 from pysyncobj import syncobj as library
 from pysyncobj.serializer import Serializer  # type: ignore[import-untyped]
-from tests.coordinator.raft.recorded_disk import RecordedOs, Recording
+from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, record_os
 from tests.coordinator.raft.storage_scripts import (
     SUCCESS,
     Stopped,
@@ -29,8 +29,8 @@ from snapline import failpoints
 from snapline.coordinator.raft import dump as dump_module
 from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.dump import DumpFile, decode_dump, encode_dump
-from snapline.coordinator.raft.durability import sync_folder
 from snapline.errors import LogError, UsageError
+from snapline.folders import sync_folder
 
 NOT_SERIALIZING = 0
 
@@ -333,7 +333,7 @@ def test_a_new_dump_starts_transmissions_anew(folder: Path) -> None:
 def record(recording: Recording) -> str:
     """Two dumps, the first of them marked as the one to be found; why the process ended, if it did."""
     with fast_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durability, "os", RecordedOs(recording, folder))
+        record_os(patch, recording, folder)
         try:
             for idx in (41, 90):
                 recording.mark("try", idx)

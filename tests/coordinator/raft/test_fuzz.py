@@ -17,7 +17,7 @@ from tests.coordinator.raft.sim import Message, Replica, SafeReplica, StockRepli
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.learner import Learner
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode
 
 PLANS = {
     "no compaction": Plan(),

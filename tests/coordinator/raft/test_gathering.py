@@ -9,7 +9,7 @@ from typing import Any
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.sim import Replica, World
 
-from snapline.coordinator.raft.pysyncobj_hooks import WakeUp
+from snapline.coordinator.raft.pysyncobj_adapter import WakeUp
 
 
 def led(world: World) -> Replica:

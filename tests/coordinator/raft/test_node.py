@@ -14,7 +14,7 @@ from tests.coordinator.raft.sim import SUCCESS, Replica, SafeReplica, StockRepli
 
 from snapline.coordinator.raft import durability, node
 from snapline.coordinator.raft.node import ApplyFailed, SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, FALLBACK_S, RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import ENTRY_BYTES_MAX, FALLBACK_S, RaftNode, raft_configuration
 from snapline.errors import LogError, MessageTooLargeError, UsageError
 
 BOTH = pytest.mark.parametrize("kind", [SafeReplica, StockReplica])

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # has no stubs
 from tests.coordinator.raft.marks import Marks
-from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, can_record_sqlite, recorded_sqlite
+from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, can_record_sqlite, record_os, recorded_sqlite
 from tests.coordinator.raft.storage_scripts import Stopped, fast_folder, lay_out, stop
 
 from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal import Entry
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode, raft_configuration
 from snapline.errors import LogError
 
 pytestmark = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")
@@ -203,7 +203,7 @@ def stopping() -> Iterator[None]:
 def record() -> Recording:
     recording = Recording()
     with fast_folder() as folder, fast_folder() as elsewhere, stopping(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durability, "os", RecordedOs(recording, folder))
+        record_os(patch, recording, folder)
         patch.setattr(journal, "CHECKPOINT_BYTES", 0)
 
         def dump_of(log: list[Entry]) -> list[bytes]:

@@ -37,9 +37,17 @@ from snapline.coordinator.raft import transport as transport_module
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.messages import Message, decode_batch, encode_message
 from snapline.coordinator.raft.node import JOURNAL_FILE, SafeSyncObj
-from snapline.coordinator.raft.proposals import Committed, Outcome, Rejected, Unknown
-from snapline.coordinator.raft.pysyncobj_settings import ELECTION_S_MIN, ENTRY_BYTES_MAX
-from snapline.coordinator.raft.raft_driver import IN_FLIGHT_MAX, RaftDriver, Replica, ReplicaOptions
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN, ENTRY_BYTES_MAX
+from snapline.coordinator.raft.raft_driver import (
+    IN_FLIGHT_MAX,
+    Committed,
+    Outcome,
+    RaftDriver,
+    Rejected,
+    Replica,
+    ReplicaOptions,
+    Unknown,
+)
 from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, UsageError
 from snapline.security.transport import Security
 

@@ -14,7 +14,7 @@ from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the 
 from tests.coordinator.raft.sim import Message, Replica, SafeReplica, StockReplica, World
 
 from snapline.coordinator.raft.dump import Dump, encode_dump
-from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import ENTRY_BYTES_MAX, RaftNode
 
 Entry = tuple[bytes, int, int]
 

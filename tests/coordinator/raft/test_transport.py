@@ -9,7 +9,7 @@ from tests.coordinator.raft.peers_of import End, FakeNode, Raw, number_of, numbe
 
 from snapline.coordinator.raft import raft_streams as streams_module
 from snapline.coordinator.raft.messages import Message, encode_message
-from snapline.coordinator.raft.pysyncobj_settings import RaftNode
+from snapline.coordinator.raft.pysyncobj_adapter import RaftNode
 from snapline.coordinator.raft.raft_streams import IncomingStream
 from snapline.coordinator.raft.transport import EMPTY_DUMP_S, GrpcTransport
 from snapline.errors import UsageError

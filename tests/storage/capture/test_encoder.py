@@ -155,7 +155,7 @@ def test_the_next_capture_of_a_restored_state_stores_nothing_anew() -> None:
 
 
 def test_only_what_changed_in_a_tracked_array_is_copied() -> None:
-    array = tracked_arrays.adopt(np.zeros(4 * MIB, "u1"))
+    array = tracked_arrays.tracked_array(4 * MIB, "u1")
     state, object_stream, pool = Memory(arrays={"a": array}), Shelf(), ArenaPool()
     encoder = StateEncoder(pool)
     _, base = object_stream.store(encoder.encode(state))

@@ -21,11 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import EncodingError
-from snapline.storage.capture import unsupported_state as refusals
-from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture import encoder as refusals
+from snapline.storage.capture.encoder import StateEncoder, check, explain
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ArenaPool
-from snapline.storage.capture.unsupported_state import check, explain
 from snapline.storage.capture.values import Blob, Pickled
 
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.encoder import StateEncoder, check
 from snapline.storage.capture.image import ArenaPool
 from snapline.storage.capture.torch_state import TensorPlaces, TorchState, Unfolder, fold
-from snapline.storage.capture.unsupported_state import check
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 

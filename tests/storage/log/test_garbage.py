@@ -8,8 +8,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from tests.storage.log.logging_hosts import LOG, make_batch
 
-from snapline.storage.log import log_deletions
-from snapline.storage.log.log_deletions import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
+from snapline.storage.log import log_files
+from snapline.storage.log.log_files import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import JournalEntry
 
@@ -215,7 +215,7 @@ def floor_left_is_left(agent: str, epochs: Mapping[int, Mapping[str, int]], left
 
 
 MUTANTS: dict[str, tuple[Search, object]] = {
-    "only the newest epoch counts": (newest_only, log_deletions._lowest_covered),
+    "only the newest epoch counts": (newest_only, log_files._lowest_covered),
     "the highest number counts": (find_garbage, highest_floor),
     "an epoch that does not know the agent covers all": (find_garbage, floor_where_known),
     "departures are forgotten": (find_garbage, floor_without_left),
@@ -226,7 +226,7 @@ MUTANTS: dict[str, tuple[Search, object]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     search, floor = MUTANTS[name]
-    monkeypatch.setattr(log_deletions, "_lowest_covered", floor)
+    monkeypatch.setattr(log_files, "_lowest_covered", floor)
 
     @given(STEPS, st.randoms(use_true_random=False))
     @settings(

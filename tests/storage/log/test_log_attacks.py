@@ -12,8 +12,8 @@ from tests.storage.simulated_disk import SimulatedDisk
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import canonical, digest_of, seal
 from snapline.storage.keys.key_files import Keys, make_signing_key
-from snapline.storage.log import log_deletions
-from snapline.storage.log.log_deletions import DELETIONS_KIND, first_missing, join
+from snapline.storage.log import log_files
+from snapline.storage.log.log_files import DELETIONS_KIND, first_missing, join
 from snapline.storage.log.log_record import LogName, UnsignedBatchError, encode_seal, entry_path
 from snapline.storage.store.store import Store
 
@@ -183,7 +183,7 @@ def test_what_the_collector_has_deleted_is_not_missing(keys: Keys) -> None:
     assert len(reopen(disk, keys).delete_batches([(LOG, number) for number in (2, 4)])) == 2
     assert missing(reopen(disk, keys), newest=4) == {} == missing(reopen(disk, keys))
     assert found_by_verify(disk, keys) == []
-    assert len(log_deletions.find_deletions(disk)) == 1, "one record says all"
+    assert len(log_files.find_deletions(disk)) == 1, "one record says all"
     assert missing(reopen(disk, keys), newest=5) == {LOG: 5}
 
 
@@ -220,7 +220,7 @@ def test_a_record_of_deletions_of_another_store_counts_for_nothing(keys: Keys) -
     for number in (1, 2, 3):
         append(store, number)
     store.delete_batches([(LOG, 1), (LOG, 2)])
-    (path,) = log_deletions.find_deletions(other)
+    (path,) = log_files.find_deletions(other)
     put_file(disk, path, content(other, path))
     with pytest.raises(StoreError, match="belongs to store"):
         missing(reopen(disk, keys))
@@ -253,7 +253,7 @@ def test_a_store_without_keys_writes_what_it_wrote() -> None:
     assert data[12] == 1 and "signer" not in msgspec.msgpack.decode(data[24:-32])
     store.delete_batches([(LOG, 1)])
     remove(disk, 2)
-    assert log_deletions.find_deletions(disk) == [] and missing(store, newest=4) == {}
+    assert log_files.find_deletions(disk) == [] and missing(store, newest=4) == {}
     assert found_by_verify(disk, None) == []
 
 
@@ -321,5 +321,5 @@ def test_the_lowest_number_that_is_neither_there_nor_deleted(
 def test_ranges_are_joined() -> None:
     spans = join([(5, 6), (1, 2), (3, 3), (8, 8), (2, 4), (8, 9)])
     assert spans == [(1, 6), (8, 9)]
-    assert [number for number in range(12) if log_deletions.holds(spans, number)] == [1, 2, 3, 4, 5, 6, 8, 9]
-    assert not log_deletions.holds([], 1)
+    assert [number for number in range(12) if log_files.holds(spans, number)] == [1, 2, 3, 4, 5, 6, 8, 9]
+    assert not log_files.holds([], 1)

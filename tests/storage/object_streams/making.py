@@ -4,7 +4,7 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.object_streams.object_stream import ObjectStream
+from snapline.storage.store.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 
 PATH = ("thread", "")

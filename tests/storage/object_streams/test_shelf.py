@@ -17,10 +17,10 @@ from snapline import failpoints
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.disk.object_disk import ObjectDisk, open_disk
 from snapline.storage.keys.key_files import NO_KEYS
-from snapline.storage.object_streams import object_stream as object_stream_module
-from snapline.storage.object_streams import segments as segments_module
-from snapline.storage.object_streams.object_stream import ObjectStream, StaleReferenceError
-from snapline.storage.object_streams.segments import ObjectStreamInUseError
+from snapline.storage.store import object_segments as segments_module
+from snapline.storage.store import object_stream as object_stream_module
+from snapline.storage.store.object_segments import ObjectStreamInUseError
+from snapline.storage.store.object_stream import ObjectStream, StaleReferenceError
 from snapline.storage.store.store import Store, keys_in_use
 
 

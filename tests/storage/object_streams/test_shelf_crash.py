@@ -10,9 +10,9 @@ from tests.storage.object_streams.making import PATH, contents, open_object_stre
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
-from snapline.storage.object_streams import object_stream as object_stream_module
-from snapline.storage.object_streams import segments as segments_module
-from snapline.storage.object_streams.object_stream import ObjectStream
+from snapline.storage.store import object_segments as segments_module
+from snapline.storage.store import object_stream as object_stream_module
+from snapline.storage.store.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 
 
@@ -123,7 +123,7 @@ def open_object_stream_or_none(disk: SimulatedDisk) -> ObjectStream | None:
 KILLED = """
 import os, signal, sys
 from snapline import failpoints
-from snapline.storage.object_streams.object_stream import ObjectStream
+from snapline.storage.store.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 from tests.storage.object_streams.making import save
 

@@ -28,8 +28,7 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.ledger import LOST_ANSWER, RUN, CallAnswer, CallLedger, CallStamp, ServiceCall, judge
-from snapline.adapters.grpc.member_channel import MemberChannel
-from snapline.adapters.grpc.member_interceptor import MemberInterceptor
+from snapline.adapters.grpc.member_channel import MemberChannel, MemberInterceptor
 from snapline.adapters.grpc.service_agent import CutService, FencedCall, ServiceAgent, ServiceState
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet

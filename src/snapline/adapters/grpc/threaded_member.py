@@ -9,7 +9,7 @@
 A `ThreadedMember` contains a `Member` in an event loop, which runs in the thread that calls `run`. The loop carries out the requests of
 handlers (`member_threads.py`). Cuts, calls and recoveries work as in `Member`; this module connects the threads with the loop.
 
-Server side: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request. That thread waits for
+Server side: the loop decides as in `member_channel.py`, and the handler runs in gRPC's thread for the request. That thread waits for
 the loop. The loop admits the request, passes the handler to the thread once the gate lets the thread enter, and then passes the response to
 send.
 
@@ -33,8 +33,15 @@ import grpc.aio
 from snapline.adapters.grpc.ledger import RUN, CallAnswer, HandlerRun, ServiceCall, call_stamp
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.member_call import CODES, MemberCall, pack, rpc_error, unpack
-from snapline.adapters.grpc.member_channel import ALL, MemberChannel, MemberMethod
-from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
+from snapline.adapters.grpc.member_channel import (
+    ALL,
+    METADATA,
+    UNKNOWN,
+    AbortedHandlerError,
+    MemberChannel,
+    MemberMethod,
+    UnaryHandler,
+)
 from snapline.adapters.grpc.member_threads import (
     HistoryOverError,
     MemberThreads,

@@ -40,8 +40,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.adapters.stored_records import INLINE_BYTES_MAX
 from snapline.errors import NotFoundError, UsageError
-from snapline.storage.object_streams.object_stream import Change, ObjectStream, Path
-from snapline.storage.object_streams.segments import has_references
+from snapline.storage.store.object_segments import has_references
+from snapline.storage.store.object_stream import Change, ObjectStream, Path
 
 _Found = TypeVar("_Found")
 

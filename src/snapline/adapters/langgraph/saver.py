@@ -48,7 +48,7 @@ from snapline.adapters.langgraph.checkpoints import (
 from snapline.adapters.stored_records import in_thread
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.object_streams.object_stream import Change, ObjectStream, Path, StaleReferenceError
+from snapline.storage.store.object_stream import Change, ObjectStream, Path, StaleReferenceError
 from snapline.storage.store.store import Store
 
 REMEMBERED_MAX = 4096

@@ -30,19 +30,20 @@ import msgspec
 from snapline.adapters.grpc.ledger import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.grpc.member import Member
 from snapline.adapters.grpc.member_call import CODES, MemberCall
-from snapline.adapters.grpc.member_channel import MemberChannel
-from snapline.adapters.grpc.member_interceptor import METADATA, AbortedHandlerError, UnaryHandler
+from snapline.adapters.grpc.member_channel import METADATA, AbortedHandlerError, MemberChannel, UnaryHandler
 from snapline.adapters.grpc.service_agent import ServiceAgent
 from snapline.adapters.ray.fleet_refs import (
     METHOD,
     ActorCallError,
+    ActorNames,
     FleetRef,
     MethodRun,
     Outcome,
     RecoverableActor,
+    packed,
     ray_get,
+    unpacked,
 )
-from snapline.adapters.ray.payloads import ActorNames, packed, unpacked
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError, UsageError

@@ -17,7 +17,7 @@ from typing import Any
 from snapline.deploy.conformance.bench import LocalBench, commands_for_nodes
 from snapline.deploy.launching import Commands, Launcher
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.deploy.ray_launcher import RayLauncher
+from snapline.deploy.ray_fleet import RayLauncher
 
 NORMAL_PRIORITY = {"worker_niceness": 0}
 """Ray's internal setting; its name may change. By default Ray's workers and their children run at niceness 15, so heartbeats would be

@@ -57,7 +57,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-import lz4.block
 import msgspec
 from blake3 import blake3
 from xxhash import xxh3_128_digest
@@ -73,6 +72,7 @@ from snapline.storage.capture.image import (
 )
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, JournalEntry, SavedTurn, StatePart
+from snapline.storage.packs.pack import PROBE_BYTES, PROBE_PARTS, sample_compresses
 
 CHUNK_BYTES_MIN = 16 * 1024
 CHUNK_BYTES_NORMAL = 64 * 1024
@@ -174,13 +174,6 @@ PARALLEL_THREADS = 2
 _RANGE_BYTES = 16 * 1024 * 1024
 """Bytes that a thread takes at a time: a few milliseconds of work, so that both threads end at about the same time."""
 
-_PROBE_PIECES = 4
-_PROBE_PIECE_BYTES = 16 * 1024
-"""Bytes in each of the four samples of a part's new bytes. Together they have 64 KiB, which takes well below 1 ms for each part."""
-
-_SAVED_MIN = 0.03
-"""Smallest saving that is worth compression. Below it, decompression at restore costs more than compression saves."""
-
 Digest = Callable[[Buffer], bytes]
 
 _Found = tuple[bytes, ChunkReference, Buffer | None]
@@ -261,11 +254,11 @@ def hash_seed() -> int:
 
 def compresses(samples: Sequence[Buffer]) -> bool:
     """Return whether lz4 saves at least 3 % on these samples. At most 64 KiB of them are tried."""
-    step = max(1, len(samples) // _PROBE_PIECES)
-    chosen = samples[::step][:_PROBE_PIECES]
-    share = _PROBE_PIECE_BYTES * _PROBE_PIECES // max(1, len(chosen))
+    step = max(1, len(samples) // PROBE_PARTS)
+    chosen = samples[::step][:PROBE_PARTS]
+    share = PROBE_BYTES // max(1, len(chosen))
     sample = b"".join([memoryview(data)[:share] for data in chosen])
-    return len(lz4.block.compress(sample, store_size=False)) <= (1 - _SAVED_MIN) * len(sample)
+    return sample_compresses(sample)
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:

@@ -47,9 +47,8 @@ from snapline.storage.capture.values import (
     record_type_of,
 )
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requests_at_once
-from snapline.storage.disk.record import Buffer, damaged, digest_of
+from snapline.storage.disk.record import Buffer, Guard, damaged, digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.manifest import Manifest

@@ -243,7 +243,8 @@ class ArenaPool:
         self._lock = threading.Lock()
         self._bytes_max = bytes_max
         self._idle: dict[int, list[_Block]] = {}  # size → blocks, the warmest last
-        self._idle_bytes = 0
+        self.idle_bytes = 0
+        """Total size of the idle buffers that are kept warm, in bytes."""
         self._taken_bytes = 0
         self._peak_bytes = 0.0
         self._uses = 0
@@ -252,11 +253,6 @@ class ArenaPool:
     def taken_bytes(self) -> int:
         """Total size of the buffers in use, in bytes."""
         return self._taken_bytes
-
-    @property
-    def idle_bytes(self) -> int:
-        """Total size of the idle buffers that are kept warm, in bytes."""
-        return self._idle_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
         """Return a buffer of `size_bytes` with undefined content.
@@ -284,7 +280,7 @@ class ArenaPool:
         thread. Return False, without any effect, if the machine or the limit has no room."""
         size = class_of(size_bytes)
         with self._lock:
-            if self._taken_bytes + self._idle_bytes + size > self._limit_bytes():
+            if self._taken_bytes + self.idle_bytes + size > self._limit_bytes():
                 return False
         try:
             block = _Block(size)
@@ -293,7 +289,7 @@ class ArenaPool:
         block.warm(size_bytes)
         with self._lock:
             self._put(block)
-            self._peak_bytes = max(self._peak_bytes, self._taken_bytes + self._idle_bytes)
+            self._peak_bytes = max(self._peak_bytes, self._taken_bytes + self.idle_bytes)
         return True
 
     def _ready(self, block: _Block | None, size: int, size_bytes: int) -> ArenaBuffer:
@@ -320,14 +316,14 @@ class ArenaPool:
         block = self._idle[best].pop()
         if not self._idle[best]:
             del self._idle[best]
-        self._idle_bytes -= best
+        self.idle_bytes -= best
         return block
 
     def _put(self, block: _Block) -> None:
         self._uses += 1
         block.last_use = self._uses
         self._idle.setdefault(block.size_bytes, []).append(block)
-        self._idle_bytes += block.size_bytes
+        self.idle_bytes += block.size_bytes
 
     def _give_back(self, buffer: ArenaBuffer) -> None:
         with self._lock:
@@ -339,7 +335,7 @@ class ArenaPool:
 
     def _drop_surplus(self) -> None:
         bytes_max = min(RETAINED_PEAK_FACTOR * self._peak_bytes, self._limit_bytes())
-        while self._idle and self._taken_bytes + self._idle_bytes > bytes_max:
+        while self._idle and self._taken_bytes + self.idle_bytes > bytes_max:
             self._drop_one()
 
     def _drop_one(self) -> None:
@@ -348,7 +344,7 @@ class ArenaPool:
         The block's memory is unmapped with its last view: a caller may still hold a view by mistake, and must not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
-        self._idle_bytes -= stalest
+        self.idle_bytes -= stalest
         self._idle[stalest].pop(0)
         if not self._idle[stalest]:
             del self._idle[stalest]

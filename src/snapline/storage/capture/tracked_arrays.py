@@ -1,6 +1,6 @@
 """Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually.
 
-- `tracked_array`, `adopt`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
+- `tracked_array`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
   capture. Without kernel support, and for small arrays, the array is an ordinary one and captures copy it whole.
 - `mark_dirty(array, rows)`: the user reports writes to any array. The first mark promises that all later writes are marked.
   `checking(True)` compares everything and finds a forgotten mark.
@@ -510,17 +510,6 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
     return retrack(allocate(size_bytes), template, lengths)
 
 
-def adopt(array: "Array") -> "Array":
-    """Return a tracked copy of `array`, as `tracked_array` makes it. Put the copy into the state.
-
-    Raises:
-        As `tracked_array`.
-    """
-    copy = tracked_array(array.shape, array.dtype)
-    copy[...] = array
-    return copy
-
-
 def allocate(size_bytes: int) -> memoryview:
     """Return zero-filled, writable memory for an array that `retrack` will track.
 
@@ -589,7 +578,7 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked, so a restore calls `retrack`.
+    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked, so a restore calls `retrack`.
 
     The result is True even if this machine cannot track writes, because the restoring machine may.
     """

@@ -9,7 +9,7 @@
     pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
     log/<plan>/<host>-<start>/<n>           external inputs accepted by a host, and seals (`storage/log/`)
     outputs/…                               outputs of agents, and positions of their consumers (`storage/outputs/`)
-    shelves/<stream>/<n>                    object streams of programs that use the store (`storage/object_streams/`)
+    shelves/<stream>/<n>                    object streams of programs that use the store (`storage/store/object_stream.py`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             logs that the coordinator's replicas have had (`store_files.py`)
     probes/<random>                         files that show whether two processes see the same store
@@ -75,15 +75,17 @@ EPOCH_MAX = 2**63 - 1
 PATHS_KEPT = 1024
 """Size of the cache of parsed pack names, because every step of an epoch uses the names in its manifest again."""
 
-_EPOCH = r"(0|[1-9][0-9]{0,18})"
-_PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
+NUMBER_PATTERN = r"(0|[1-9][0-9]{0,18})"
+"""Regular expression of an epoch, plan, checkpoint or other number in a name: canonical, one group."""
+
+_PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{NUMBER_PATTERN}\.([0-9a-f]{{32}})")
 _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
-_REF = re.compile(rf"refs/epochs/{_EPOCH}")
+_REF = re.compile(rf"refs/epochs/{NUMBER_PATTERN}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
-_TEMPORARY = re.compile(rf"temporary/(plan-|log-|output-|shelf-)?{_EPOCH}-[0-9a-f]{{32}}")
+_TEMPORARY = re.compile(rf"temporary/(plan-|log-|output-|shelf-)?{NUMBER_PATTERN}-[0-9a-f]{{32}}")
 _TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG, "output-": OUTPUTS, "shelf-": OBJECT_STREAMS}
 _ROOT = re.compile(r"[0-9a-f]{64}")
-_CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
+_CHECKPOINT = re.compile(rf"{NUMBER_PATTERN}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):

@@ -42,6 +42,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from snapline.failpoints import failpoint
+from snapline.folders import sync_folder
 from snapline.storage.disk.layout import TEMPORARY
 from snapline.storage.disk.record import Buffer
 
@@ -171,7 +172,7 @@ class LocalDisk:
             path = path.parent
         for directory in reversed(missing):
             directory.mkdir(mode=0o700, exist_ok=True)  # States of agents may be confidential.
-            _sync_directory(directory.parent)
+            sync_folder(directory.parent)
 
     def make_directory(self, path: str) -> None:
         os.mkdir(self._full(path))
@@ -180,7 +181,7 @@ class LocalDisk:
         os.rmdir(self._full(path))
 
     def sync_directory(self, path: str) -> None:
-        _sync_directory(self._full(path))
+        sync_folder(self._full(path))
 
     def open_temporary(self, directory: str, name: str) -> int:
         if self._has_unnamed_files:
@@ -359,14 +360,6 @@ def _drop_front(buffers: list[memoryview], written: int) -> list[memoryview]:
             return [buffer[written:], *buffers[index + 1 :]]
         written -= len(buffer)
     return []
-
-
-def _sync_directory(path: str | Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 ItemT = TypeVar("ItemT")

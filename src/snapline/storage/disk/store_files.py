@@ -49,7 +49,6 @@ from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.storage.disk import layout
 from snapline.storage.disk import local_disk as port
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import FORK, IDENTITY, is_root
 from snapline.storage.disk.local_disk import (
     DirectoryEntry,
@@ -58,7 +57,7 @@ from snapline.storage.disk.local_disk import (
     make_durable_directory,
     write_once,
 )
-from snapline.storage.disk.record import Buffer, canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.record import Buffer, Guard, canonical, check_store, damaged, seal, unseal
 
 SMALL_BYTES_MAX = 4096
 """Largest small file in bytes: identity, refs and probes have about 200 bytes, plus signatures. The size is checked before reading."""

@@ -14,7 +14,7 @@ The names:
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
     log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
     log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
-    log/deleted.<random>                 the deleted batches of all logs (`log_deletions.py`)
+    log/deleted.<random>                 the deleted batches of all logs (`log_files.py`)
 
 Host ids may contain dashes and dots: the last dash in the name ends the host id.
 """
@@ -27,14 +27,15 @@ from msgspec.structs import asdict, replace
 from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard, open_data
-from snapline.storage.disk.layout import EPOCH_MAX, LOG
+from snapline.storage.disk.layout import EPOCH_MAX, LOG, NUMBER_PATTERN
 from snapline.storage.disk.record import (
     RECORD_VERSION,
+    Guard,
     canonical,
     check_place,
     damaged,
     digest_of,
+    open_data,
     seal,
     unseal,
     version_of,
@@ -49,8 +50,7 @@ SEALING = "sealing"
 SEALED = "sealed"
 MARKS = (SEALING, SEALED)
 
-_NUMBER = r"(0|[1-9][0-9]{0,18})"
-_DIRECTORY = re.compile(rf"{LOG}/{_NUMBER}/([A-Za-z0-9_.-]{{1,128}})-{_NUMBER}")
+_DIRECTORY = re.compile(rf"{LOG}/{NUMBER_PATTERN}/([A-Za-z0-9_.-]{{1,128}})-{NUMBER_PATTERN}")
 _DELETIONS = re.compile(rf"{LOG}/deleted\.[0-9a-f]{{32}}")
 _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 

@@ -59,10 +59,9 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
-from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.record import Guard, canonical, check_store, damaged, seal, unseal
 from snapline.storage.outputs.output_record import (
     CONSUMERS,
     FILE_BYTES_MAX,

@@ -28,9 +28,8 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.layout import EPOCH_MAX, OUTPUTS, check_root
-from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
+from snapline.storage.disk.record import Guard, canonical, check_place, damaged, open_data, seal, unseal
 
 CONSUMERS = f"{OUTPUTS}/consumers"
 

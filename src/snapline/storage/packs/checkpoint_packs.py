@@ -27,9 +27,8 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.disk.record import Buffer, damaged, owner_of
+from snapline.storage.disk.record import Buffer, Guard, damaged, owner_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.packs.manifest import ChunkPlace, Manifest, chunk_place
 from snapline.storage.packs.pack import (

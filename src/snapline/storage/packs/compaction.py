@@ -56,8 +56,8 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
+from snapline.storage.disk.record import Guard
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
 from snapline.storage.packs.manifest import (
     Manifest,
@@ -298,19 +298,6 @@ class Compacted(msgspec.Struct, frozen=True):
     removed: list[str]
 
 
-def plan_compaction(
-    disk: Disk, store_id: str, *, bytes_max: int = COMPACT_BYTES_MAX, unreadable_packs: Collection[str] = ()
-) -> list[LiveBlob]:
-    """Return the blobs that should move, pack by pack, at most about `bytes_max` bytes. The function changes nothing.
-
-    Raises:
-        StoreError: the store cannot be read now.
-        OSError: the store cannot be read now.
-    """
-    survey = _Survey(disk, store_id, unreadable_packs)
-    return survey.blobs_of(survey.choose(bytes_max), bytes_max)
-
-
 def compact(
     disk: Disk,
     store_id: str,
@@ -325,7 +312,7 @@ def compact(
 ) -> Compacted:
     """Retire generations, plan moves and move blobs; see `Store.compact`."""
     removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
-    survey = _Survey(disk, store_id, notes.unreadable_packs)
+    survey = Survey(disk, store_id, notes.unreadable_packs)
     if survey.listing == notes.idle_listing or survey.generations_max() >= GENERATIONS_MAX:
         return Compacted(0, [], [], removed)
     blobs = survey.blobs_of(survey.choose(bytes_max), bytes_max)
@@ -341,7 +328,7 @@ def compact(
 # -- what is live ------------------------------------------------------------------------------------------------------
 
 
-class _Survey:
+class Survey:
     """Packs and blobs that the manifests of published epochs name.
 
     Attributes:
@@ -565,7 +552,7 @@ class _BlobMover:
         return None
 
 
-def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place], create: Create) -> list[str]:
+def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place], create: Create) -> list[str]:
     """Write the next generation of each manifest that names a moved blob; return their paths."""
     written = []
     for root, epoch in survey.epochs.items() if places else ():

@@ -29,10 +29,18 @@ from blake3 import blake3
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import layout
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.disk.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, check_store, damaged, seal, unseal
+from snapline.storage.disk.record import (
+    DIGEST_BYTES,
+    OVERHEAD_BYTES,
+    Guard,
+    canonical,
+    check_store,
+    damaged,
+    seal,
+    unseal,
+)
 from snapline.storage.disk.store_files import SMALL_BYTES_MAX, decoding, read_file
 from snapline.storage.keys.ciphers import epoch_message
 from snapline.storage.packs.pack import (

@@ -39,9 +39,19 @@ import msgspec
 from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import layout
-from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.disk.local_disk import Disk
-from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of, seal, unseal
+from snapline.storage.disk.record import (
+    CIPHER_OVERHEAD_BYTES,
+    DIGEST_BYTES,
+    Buffer,
+    Cipher,
+    Guard,
+    canonical,
+    damaged,
+    digest_of,
+    seal,
+    unseal,
+)
 
 KIND_CHECKPOINT = 1
 """Kind of a blob that is an `AgentCheckpoint`."""
@@ -65,8 +75,9 @@ LZ4_BYTES_MAX = 2**28
 LZ4_RATIO_MAX = 255
 """Highest possible ratio: lz4 encodes at most 255 output bytes in one input byte. A larger claim is a decompression bomb."""
 
-_PROBE_BYTES = 2**16
-_PROBE_PARTS = 4
+PROBE_BYTES, PROBE_PARTS = 2**16, 4
+"""Size of the sample that decides on compression, in bytes, and the number of places that it comes from. A probe takes well below 1 ms."""
+
 _SAVED_PERCENT_MIN = 3
 """Smallest saving in percent that is worth compression: below it, decompression at restore costs more than the saved bytes."""
 
@@ -299,9 +310,13 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 
 def compresses(plain: Buffer) -> bool:
     """Return whether lz4 compresses a sample of `plain` enough."""
-    if len(plain) <= _PROBE_BYTES:
+    if len(plain) <= PROBE_BYTES:
         return True  # The sample would be the whole blob.
-    sample = _sample(plain)
+    return sample_compresses(_sample(plain))
+
+
+def sample_compresses(sample: bytes) -> bool:
+    """Return whether lz4 saves enough on these bytes."""
     return _pays(len(lz4.block.compress(sample, store_size=False)), len(sample))
 
 
@@ -311,9 +326,9 @@ def _pays(stored_bytes: int, plain_bytes: int) -> bool:
 
 def _sample(plain: Buffer) -> bytes:
     """Return 64 KiB of `plain` from four places, because a state often begins with text and continues with arrays."""
-    part = _PROBE_BYTES // _PROBE_PARTS
-    step = (len(plain) - part) // (_PROBE_PARTS - 1)
-    return b"".join(plain[i * step : i * step + part] for i in range(_PROBE_PARTS))
+    part = PROBE_BYTES // PROBE_PARTS
+    step = (len(plain) - part) // (PROBE_PARTS - 1)
+    return b"".join(plain[i * step : i * step + part] for i in range(PROBE_PARTS))
 
 
 INDEX_VERSION = 2

@@ -68,8 +68,7 @@ DELETED_AT_ONCE = 64
 
 PINNED = "pinned"
 
-_NUMBER = r"(0|[1-9][0-9]{0,18})"
-_CLAIM = re.compile(rf"(pins|deleting)/{_NUMBER}\.([0-9a-f]{{32}})")
+_CLAIM = re.compile(rf"(pins|deleting)/{layout.NUMBER_PATTERN}\.([0-9a-f]{{32}})")
 _TAG = re.compile(r"tags/([A-Za-z0-9_.-]{1,128})")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 

@@ -43,8 +43,8 @@ from snapline.storage.keys.ciphers import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.log_files import holds_batches
-from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.output_files import holds_outputs
+from snapline.storage.store.object_segments import list_object_streams, list_segments
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -9,8 +9,8 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, Usag
 from snapline.storage.capture import decoder
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
+from snapline.storage.disk.record import Guard, authenticates
 from snapline.storage.disk.store_files import ForkRecord, LogMark, OpenedDisk, exists, read_fork, read_marks
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.log_files import LogReader

@@ -38,10 +38,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.object_disk import open_disk
-from snapline.storage.disk.record import Buffer, digest_of
+from snapline.storage.disk.record import Buffer, Guard, digest_of
 from snapline.storage.disk.store_files import (
     LogMark,
     OpenedDisk,
@@ -54,7 +53,6 @@ from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
-from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.output_files import (
     AGE_NS_MAX,
     AGE_NS_MIN,
@@ -86,6 +84,7 @@ from snapline.storage.packs.pack import (
 )
 from snapline.storage.retention import epoch_retention, pins
 from snapline.storage.retention.pins import Pin, Tag
+from snapline.storage.store.object_segments import keys_of_object_streams
 from snapline.storage.store.protection import make_guard, resolve_keys
 from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
@@ -372,7 +371,7 @@ class Store(StoreReader):
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
-        """Delete batches that no epoch needs (`log/log_deletions.py`) and temporary files of smaller plans; return the paths removed.
+        """Delete batches that no epoch needs (`log/log_files.py`) and temporary files of smaller plans; return the paths removed.
 
         Seals are kept, and so is the highest number of each log. Batches of a log that is being sealed are kept as well; call again later.
         """

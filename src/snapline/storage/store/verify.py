@@ -30,17 +30,14 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout, store_files
-from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.disk.object_disk import open_disk
-from snapline.storage.disk.record import Finding, damaged, finding_of
+from snapline.storage.disk.record import Finding, Guard, authenticates, damaged, finding_of
 from snapline.storage.disk.store_files import read_fork
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.log_deletions import read_deletions
-from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches
+from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches, read_deletions
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
-from snapline.storage.object_streams.segments import LOCK_NAME, check_segment, parse_segment_name, read_header
 from snapline.storage.outputs.output_files import check_place, check_same_release, read_part
 from snapline.storage.outputs.output_record import (
     CONSUMERS,
@@ -65,6 +62,7 @@ from snapline.storage.packs.pack import (
     read_index,
 )
 from snapline.storage.retention import pins
+from snapline.storage.store.object_segments import LOCK_NAME, check_segment, parse_segment_name, read_header
 
 LISTINGS_OF_LOGS = 3
 """Number of listings in which a batch must be missing. An append during a listing may hide a batch, but hardly in three listings."""

@@ -37,18 +37,21 @@ from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard, open_data
 from snapline.storage.disk.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, appends, make_durable_directory
 from snapline.storage.disk.record import (
+    CIPHER_OVERHEAD_BYTES,
     DIGEST_BYTES,
     HEAD_BYTES,
     MAGIC,
     Buffer,
+    Cipher,
+    Guard,
     canonical,
     check_place,
     damaged,
     digest_of,
+    open_data,
     record_bytes,
     seal,
     unseal,

@@ -3,7 +3,7 @@
 The problem: a program saves its state after every step, and most of the state has not changed. The program should store only the changes.
 After a crash each step must be stored completely or not at all. Many threads save at once, and old steps are deleted.
 
-A **commit** adds and names objects atomically. A commit is one record at the end of a log (`segments.py`), durable when `commit`
+A **commit** adds and names objects atomically. A commit is one record at the end of a log (`object_segments.py`), durable when `commit`
 returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (see the index below).
 Changes that arrive while a commit is being written go into the next commit, so many threads share one `fdatasync`.
 
@@ -35,11 +35,10 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.disk import store_files
-from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.local_disk import LockHeldError, creates_only
-from snapline.storage.disk.record import Buffer
-from snapline.storage.object_streams.segments import (
+from snapline.storage.disk.record import Buffer, Guard
+from snapline.storage.store.object_segments import (
     LOCK_NAME,
     OBJECT_BYTES_MAX,
     SEGMENT_BYTES_MAX,
