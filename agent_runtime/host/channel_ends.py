@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.entries import IDLE, Mark
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_outputs import AgentRetirement
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Peer
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -331,7 +332,7 @@ class Outlets:
 
         Meanwhile the agent counts as busy, since a record between the messages would split the turn.
         """
-        assert agent.current is not None
+        assert agent.stage is not IDLE
         outlets = agent.outlets
         for receiver, payload in sends:
             outlet = outlets.get(receiver)
@@ -398,7 +399,7 @@ class Outlets:
             self._mailboxes.go_on(owner)
         elif owner.turn is not None and not owner.is_crowded:
             self._mailboxes.next_turn(owner)
-        elif owner.current is None:
+        elif owner.stage is IDLE:
             self._mode.outbox_shrank(owner)
         if owner.is_leaving:
             self._membership.retire_if_drained(owner)

@@ -21,7 +21,9 @@ from itertools import islice
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
-from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, Entry, LocalAgent
+from snapline.agent_runtime.host.entries import CommandEntry
+from snapline.agent_runtime.host.host_events import TurnKind
+from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, LocalAgent
 from snapline.messages import client_requests
 from snapline.messages.agent_commands import (
     COMMAND_PREFIX,
@@ -42,8 +44,7 @@ from snapline.messages.client_requests import REFUSED, InputOutcome
 from snapline.messages.effect_records import effect_undone_by
 from snapline.messages.payloads import CREATE
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.log_record import LoggedInput
-from snapline.storage.packs.checkpoint import DeadLetterRecord, KnownEffect, MadeEffect, OpenEffect, StashedMessage
+from snapline.storage.packs.checkpoint import DeadLetterRecord, KnownEffect, MadeEffect, OpenEffect
 
 _FINISHED = b""
 """Answer to a command that has already been fulfilled."""
@@ -138,19 +139,6 @@ def _shown(request: EffectRetry) -> str:
 IDENTITY_BYTES = 8
 
 
-def is_operator_command(entry: Entry) -> bool:
-    """Return whether the entry is an operator command."""
-    if entry[0] is not None or entry[2][:1] != COMMAND_PREFIX:
-        return False
-    mark = entry[1]
-    return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
-
-
-def key_of_entry(entry: Entry) -> str:
-    """Return the key of an input, or of an operator command; "" for anything else."""
-    return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
-
-
 def is_from_outside(dead_letter: DeadLetterRecord) -> bool:
     """Return whether the dead letter was an input, whose client has a receipt."""
     return dead_letter.sender.startswith("@")
@@ -223,14 +211,14 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     return ""
 
 
-def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
+def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
     """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
-    if is_effect_resolution(entry[2]):
+    if is_effect_resolution(payload):
         return TARGET_GONE  # the effect's turn would have consumed the command
-    request = _compensation_request(entry[2])
+    request = _compensation_request(payload)
     if request is not None:
         return settled_compensation(agent, request)
-    command = _command_of(agent, entry[2])
+    command = _command_of(agent, payload)
     place = _place_of(agent, command)
     if place is None:
         return TARGET_GONE
@@ -240,31 +228,31 @@ def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
     return b""
 
 
-def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
+def turn_of(agent: LocalAgent, payload: bytes) -> tuple[TurnKind, str, bytes]:
     """Return the kind, sender and payload of a command's turn, which are those of the dead letter."""
     dead_letter = dead_letter_of(agent, payload)
     assert dead_letter is not None, "it was there when the turn was chosen"
     return ("letter" if dead_letter.payload else "start"), dead_letter.sender, dead_letter.payload
 
 
-def handled(agent: LocalAgent, word: Entry) -> None:
-    """Remove a dead letter whose turn, or the turn's first segment, succeeded. Its client gets the answer to the command."""
-    request = _compensation_request(word[2])
+def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
+    """Remove a dead letter whose turn, or the turn's first segment, succeeded. Its client gets the answer to the command with this key."""
+    request = _compensation_request(payload)
     if request is not None:
         begin_compensation(agent, request)
         return
-    place = _place_of(agent, _command_of(agent, word[2]))
+    place = _place_of(agent, _command_of(agent, payload))
     if place is not None:
         if agent.dead_letters[place].key and agent.inputs is not None:
-            agent.inputs.retried(agent.dead_letters[place].key, key_of_entry(word))
+            agent.inputs.retried(agent.dead_letters[place].key, key)
         _take_out(agent, place)
         agent.dead_letter_count -= 1
 
 
-def take_failed_retry(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
+def take_failed_retry(agent: LocalAgent, payload: bytes, key: str) -> DeadLetterRecord | None:
     """Remove and return a dead letter whose turn has failed: it becomes a new one."""
-    record = dead_letter_of(agent, word[2])
-    handled(agent, word)
+    record = dead_letter_of(agent, payload)
+    handled(agent, payload, key)
     return record
 
 
@@ -279,7 +267,8 @@ def find_resolution(agent: LocalAgent, seen: int) -> int | None:
         return None
     fresh = list(islice(reversed(agent.mailbox), len(agent.mailbox) - seen))
     for place, entry in enumerate(reversed(fresh), seen):
-        if _is_resolution(entry) and _is_about(read_effect_resolution(entry[2]), effects.open):
+        is_resolution = isinstance(entry, CommandEntry) and is_effect_resolution(entry.payload)
+        if is_resolution and _is_about(read_effect_resolution(entry.payload), effects.open):
             return place
     return None
 
@@ -300,10 +289,6 @@ def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | N
         REFUSED,
         reason=f"effect {command.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
     )
-
-
-def _is_resolution(entry: Entry) -> bool:
-    return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_resolution(entry[2])
 
 
 def _is_about(word: EffectResolution, opened: OpenEffect) -> bool:

@@ -20,21 +20,35 @@ Carries G3 for turns that wait.
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
+from snapline.agent_runtime.host.entries import (
+    IDLE,
+    Entry,
+    InputEntry,
+    MessageEntry,
+    OperatorCommandEntry,
+    SegmentEntry,
+    Stage,
+    TimerEntry,
+    is_on,
+    key_of,
+    sender_of,
+    stashed_entry,
+)
+from snapline.agent_runtime.host.failures import HostFailures, last_line
 from snapline.agent_runtime.host.host_effects import Effects
+from snapline.agent_runtime.host.host_events import TurnKind
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import (
-    SEGMENT,
     AgentInlet,
     DurableTurn,
-    Entry,
     HostState,
     LocalAgent,
     UnmatchedEntries,
@@ -44,7 +58,6 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import is_of_type
 from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.payloads import REPLY
-from snapline.storage.log.log_record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
@@ -107,7 +120,7 @@ class DurableTurns:
         """Handle a turn that waits for an effect; the segment's outputs are emitted first."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
-        agent.current = SEGMENT  # Busy, so that the checkpoint for the intent contains the whole segment.
+        agent.stage = Stage.BETWEEN_SEGMENTS  # so that the checkpoint for the intent contains the whole segment
         settled = self._effects.intended(agent, turn.waits, intent)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
@@ -119,7 +132,7 @@ class DurableTurns:
         else:
             identity = self._effects.identity_of(agent, intent) if settled[0] == DONE else ""
             self._finish(agent, turn, turn.waits, *settled, identity)
-        agent.current = None
+        agent.stage = IDLE
 
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
@@ -128,20 +141,20 @@ class DurableTurns:
         checkpoint or segment comes in between."""
         waits = turn.waits
         assert waits is not None
-        current, agent.current = agent.current, SEGMENT
+        stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
         identity = self._effects.identity(agent)
         self._effects.ended(agent, outcome, result, time_ns, late_s)
-        agent.current = current
+        agent.stage = stage
         self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """Begin the turn after its first segment, and consume its message."""
-        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
-        if dead_letters.is_operator_command(entry):  # from now on the turn contains the dead letter's message
-            kind, sender, payload = dead_letters.turn_of(agent, payload)
-            dead_letters.handled(agent, entry)
+        kind, sender, payload = entry.kind, sender_of(agent, entry), entry.payload
+        if isinstance(entry, OperatorCommandEntry):  # from now on the turn contains the dead letter's message
+            kind, sender, payload = dead_letters.turn_of(agent, entry.payload)
+            dead_letters.handled(agent, entry.payload, key_of(entry))
         turn = DurableTurn(
-            SavedTurn(kind, sender, payload, pause.seed, dead_letters.key_of_entry(entry)),
+            SavedTurn(kind, sender, payload, pause.seed, key_of(entry)),
             self._steps.began(agent),
         )
         self._mailboxes.consume(entry, is_open=True)
@@ -171,7 +184,7 @@ class DurableTurns:
         turn.is_live = False
         if event.is_divergent:
             turn.problem, turn.since_ns = last_line(event.error), self._shared.now
-            agent.current, agent.attempts = None, 0
+            agent.current, agent.stage, agent.attempts = None, IDLE, 0
             self._shared.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
         return not event.is_divergent
 
@@ -191,7 +204,7 @@ class DurableTurns:
             agent.stash.insert(0, StashedMessage(agent.id, undo))
             self._note_consumed(agent, "effect", agent.id, undo, is_stashed=True)
         stashed = StashedMessage(turn.sender, turn.payload, turn.key)
-        self._failures.dead_letter(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
+        self._failures.dead_letter(agent, stashed_entry(stashed), event.error, agent.attempts, event.time_ns)
         self.ended(agent, is_dead_lettered=True)
 
     # ---- continuing -----------------------------------------------------------------------------------------------
@@ -200,14 +213,13 @@ class DurableTurns:
         """Return the agent's next entry while its durable turn or stashed messages wait; None if no entry is ready yet."""
         turn = agent.turn
         if turn is None:
-            stashed = agent.stash.pop(0)
-            return None, stashed, stashed.payload
+            return stashed_entry(agent.stash.pop(0))
         if turn.problem or agent.is_full or turn.is_logging:
             return None
         while not self._has_come(agent, turn) or self._waits_for_outbox(agent):
             if not self._make_room(agent, turn):
                 return None
-        return SEGMENT
+        return SegmentEntry()
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Return whether the turn may continue. A turn that has to run again reaches its wait by itself, and the awaited entry must not be
@@ -289,15 +301,14 @@ class DurableTurns:
             return True
         fresh = list(islice(reversed(mailbox), len(mailbox) - look.mailbox))
         for entry in reversed(fresh):
-            if entry[1] == TURN_TIMER:
+            if _is_time_out(entry):
                 del mailbox[look.mailbox]
                 self._finish(agent, turn, waits, DONE if waits.kind == "sleep" else LATE, b"")
                 return True
             if waits.kind != "sleep" and self._is_it(turn, waits, entry):
                 self._take(agent, turn, waits, look.mailbox)
                 return True
-            inlet = entry[0]
-            look.is_pressed |= inlet is not None and _is_full(inlet)
+            look.is_pressed |= isinstance(entry, MessageEntry) and _is_full(entry.inlet)
             look.mailbox += 1
         return False
 
@@ -310,19 +321,19 @@ class DurableTurns:
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
             return False
-        _, mark, payload = agent.mailbox[place]
-        assert isinstance(mark, LoggedInput)
+        entry = agent.mailbox[place]
+        assert isinstance(entry, InputEntry)
         earlier = list(_before(agent, place))
         self._consume(agent, turn, earlier, is_stashed=True)
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
-        command = read_effect_resolution(payload)
+        command = read_effect_resolution(entry.payload)
         if command.is_done:
-            self._effect_ended(agent, turn, DONE, command.result, mark.admitted_ns)
+            self._effect_ended(agent, turn, DONE, command.result, entry.input.admitted_ns)
             self._mode.moved(agent)
             return True
-        agent.current = SEGMENT  # The agent counts as busy, as above.
-        self._effects.not_done(agent, turn, mark.admitted_ns)
-        agent.current = None
+        agent.stage = Stage.BETWEEN_SEGMENTS
+        self._effects.not_done(agent, turn, entry.input.admitted_ns)
+        agent.stage = IDLE
         self._mode.before_turn(agent)
         return False
 
@@ -335,23 +346,21 @@ class DurableTurns:
                 del agent.stash[place]
                 self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
-                    # The agent counts as busy: an answer to a waiting client may cause a checkpoint, and then the next
-                    # segment.
-                    agent.current = SEGMENT
+                    # An answer to a waiting client may cause a checkpoint, and then the next segment.
+                    agent.stage = Stage.BETWEEN_SEGMENTS
                     self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
-                    agent.current = None
+                    agent.stage = IDLE
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
                 return True
         turn.look.has_seen_stash = True
         return False
 
     def _is_it(self, turn: DurableTurn, waits: JournalEntry, entry: Entry) -> bool:
-        inlet, mark, payload = entry
-        if inlet is None and not isinstance(mark, LoggedInput):
-            return False
         if waits.kind == "receive":
-            return is_of_type(payload, waits.name)
-        return inlet is not None and inlet.sender == waits.name and payload.startswith(_reply_to(turn))
+            return isinstance(entry, MessageEntry | InputEntry) and is_of_type(entry.payload, waits.name)
+        if not isinstance(entry, MessageEntry) or entry.inlet.sender != waits.name:
+            return False
+        return entry.payload.startswith(_reply_to(turn))
 
     def _take(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, place: int) -> None:
         entry = agent.mailbox[place]
@@ -361,7 +370,7 @@ class DurableTurns:
             return
         self._consume(agent, turn, earlier, is_stashed=True)
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
-        payload = entry[2]
+        payload = entry.payload
         if waits.kind == "call":
             payload = payload[len(_reply_to(turn)) :]
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
@@ -394,21 +403,25 @@ class DurableTurns:
             self._consume_one(agent, entry, is_stashed=is_stashed)
 
     def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
-        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
+        sender, payload = sender_of(agent, entry), entry.payload
         is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has timed out
         self._mailboxes.consuming(agent, entry)
         if is_stashed:
-            key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
-            agent.stash.append(StashedMessage(sender, payload, key))
-        self._note_consumed(agent, kind, sender, payload, is_stashed=is_stashed)
-        # The agent counts as busy: messages released by the freed credit may arrive, and must not start the next
-        # segment now.
-        agent.current = SEGMENT
+            agent.stash.append(StashedMessage(sender, payload, key_of(entry)))
+        self._note_consumed(agent, entry.kind, sender, payload, is_stashed=is_stashed)
+        # Messages released by the freed credit may arrive, and must not start the next segment now.
+        agent.stage = Stage.BETWEEN_SEGMENTS
         self._mailboxes.consume(entry, is_open=is_stashed)
-        agent.current = None
+        agent.stage = IDLE
 
     def _note_consumed(
-        self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
+        self,
+        agent: LocalAgent,
+        what: TurnKind | Literal["effect"],
+        sender: str,
+        payload: bytes,
+        *,
+        is_stashed: bool = False,
     ) -> None:
         if self._shared.is_watched:
             self._shared.out.append(ev.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
@@ -416,9 +429,9 @@ class DurableTurns:
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:
     """Yield the mailbox indexes of earlier entries on an entry's channel; for an input, of earlier inputs."""
-    inlet = agent.mailbox[place][0]
+    awaited = agent.mailbox[place]
     for other, entry in enumerate(islice(agent.mailbox, place)):
-        if entry[0] is inlet and (inlet is not None or isinstance(entry[1], LoggedInput)):
+        if is_on(entry, awaited.inlet) if isinstance(awaited, MessageEntry) else isinstance(entry, InputEntry):
             yield other
 
 
@@ -426,18 +439,26 @@ def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
     """Yield the mailbox indexes of entries on full channels, or only on the channel of `sender`."""
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
-        yield from [place for place, entry in enumerate(agent.mailbox) if entry[0] in full]
+        yield from [
+            place
+            for place, entry in enumerate(agent.mailbox)
+            if isinstance(entry, MessageEntry) and entry.inlet in full
+        ]
 
 
 def _is_full(inlet: AgentInlet) -> bool:
     return inlet.arrived >= inlet.credit_sent
 
 
+def _is_time_out(entry: Entry) -> bool:
+    return isinstance(entry, TimerEntry) and entry.name == TURN_TIMER
+
+
 def _forget_time_out(agent: LocalAgent) -> None:
     """Drop the turn's timeout, which may already have fired and be queued behind the awaited message."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
-            if entry[1] == TURN_TIMER:
+            if _is_time_out(entry):
                 del agent.mailbox[place]
                 return
 

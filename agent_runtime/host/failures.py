@@ -14,16 +14,16 @@ import zlib
 
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, START, Entry, HostState, LocalAgent
+from snapline.agent_runtime.host.entries import Entry, OperatorCommandEntry, StartEntry, key_of, sender_of
+from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, HostState, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import CAPTURE, TurnDeath
-from snapline.messages.payloads import CREATE, MARK
+from snapline.messages.payloads import MARK
 from snapline.storage.disk.record import digest_of
-from snapline.storage.log.log_record import LoggedInput
-from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
+from snapline.storage.packs.checkpoint import DeadLetterRecord
 
 DIGEST_BYTES = 8
 
@@ -206,7 +206,7 @@ class HostFailures:
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False
-        if entry[1] == START:
+        if isinstance(entry, StartEntry):
             agent.is_started = True
         self.dead_letter(agent, entry, f"crashed the agent {times} times", times, 0)
         return True
@@ -215,17 +215,15 @@ class HostFailures:
 
     def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """Make the entry a dead letter of its receiver; the caller consumes it."""
-        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
-        again, key = (
-            dead_letters.take_failed_retry(agent, entry) if dead_letters.is_operator_command(entry) else None,
-            dead_letters.key_of_entry(entry),
-        )
+        sender, payload, key = sender_of(agent, entry), entry.payload, key_of(entry)
+        is_command = isinstance(entry, OperatorCommandEntry)
+        again = dead_letters.take_failed_retry(agent, payload, key) if is_command else None
         if again is not None:
             sender, payload, key = again.sender, again.payload, again.key
         elif agent.inputs is not None:
             key = agent.inputs.retries.get(key, key)
         self._add_dead_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
-        self._shared.out.append(ev.MessageDeadLettered(agent.id, kind, sender, entry[2], last_line(error)))
+        self._shared.out.append(ev.MessageDeadLettered(agent.id, entry.kind, sender, entry.payload, last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
@@ -242,49 +240,10 @@ class HostFailures:
         self._mode.moved(agent)
 
 
-def is_creation(entry: Entry) -> bool:
-    """Return whether this message creates its receiver."""
-    return entry[0] is not None and entry[2][:1] == CREATE
-
-
-def is_first(entry: Entry) -> bool:
-    """Return whether the entry runs `on_start`."""
-    return entry[1] == START or is_creation(entry)
-
-
-def is_from_others(entry: Entry) -> bool:
-    """Return whether another agent or an outside client sent the entry. Operator commands do not count, since the messages that they
-    concern were counted before."""
-    is_reported = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
-    return is_reported and not dead_letters.is_operator_command(entry)
-
-
-def turn_kind_of(entry: Entry) -> str:
-    """Return the name of a turn: "start", "create", "message", "timer", "input", "letter": an operator command, or "stashed": consumed before."""
-    inlet, name, payload = entry
-    if inlet is None and dead_letters.is_operator_command(entry):
-        return "letter"
-    if inlet is None:
-        if isinstance(name, StashedMessage):
-            return "stashed"
-        return "input" if isinstance(name, LoggedInput) else "start" if name == START else "timer"
-    return "create" if payload[:1] == CREATE else "message"
-
-
-def sender_of(agent: LocalAgent, entry: Entry) -> str:
-    """Return the sender: for timers and the first turn the agent itself; for inputs `@` and the client's name, which no agent has."""
-    inlet, name, _ = entry
-    if inlet is not None:
-        return inlet.sender
-    if isinstance(name, StashedMessage):
-        return name.sender
-    return f"@{name.client}" if isinstance(name, LoggedInput) else agent.id
-
-
 def last_line(text: str) -> str:
     """Return the message of an error, without its traceback."""
     return text.rstrip().rpartition("\n")[2]
 
 
 def _poison_of(agent: LocalAgent, entry: Entry) -> Poison:
-    return agent.id, sender_of(agent, entry), entry[2]
+    return agent.id, sender_of(agent, entry), entry.payload

@@ -9,6 +9,7 @@ the host's log, for dead letters, for users' views of agents, and for sends that
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -312,17 +313,22 @@ MODE_EVENTS: tuple[type[Heard], ...] = (
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
+TurnKind = Literal["start", "create", "message", "timer", "input", "letter", "stashed", "segment"]
+"""Kinds of turns: "start" runs `on_start`; the message of "create" makes the agent; "letter" is the turn of an operator command; a "stashed"
+message or input was consumed before, during a durable turn; "segment" is the next segment of a durable turn. Files and traces contain these
+words."""
+
+
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment": the next segment of a
-    durable turn, after the awaited entry was `found`, or all segments of `turn` again. `number`: number of a durable
+    A "segment" runs after the awaited entry was `found`, or runs all segments of `turn` again. `number`: number of a durable
     turn among those of its agent; `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without
     calling its handler; such a turn still creates its agent if `is_made` is true."""
 
     agent: str
     incarnation: int
-    what: str
+    what: TurnKind
     sender: str
     payload: bytes
     found: JournalEntry | None = None
@@ -602,10 +608,10 @@ class EffectRecordEmitted(Command, frozen=True, gc=False):
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
     """A message or an input was consumed in the middle of a durable turn: by the turn itself, or, if `is_stashed`, for a turn of its own
-    later."""
+    later. "effect": the compensation of a failed turn, which has no sender."""
 
     agent: str
-    what: str
+    what: TurnKind | Literal["effect"]
     sender: str
     payload: bytes
     is_stashed: bool
@@ -653,10 +659,10 @@ class LogStatusChanged(Event, frozen=True, gc=False):
 
 
 class MessageDeadLettered(Command, frozen=True, gc=False):
-    """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect. `what`: kind of the turn."""
+    """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect."""
 
     agent: str
-    what: str
+    what: TurnKind
     sender: str
     payload: bytes
     error: str
@@ -739,7 +745,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": waiting for a recovery; "stopping".
-        turn: kind of the running turn: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
+        turn: kind of the running turn, where a segment of a durable turn counts as "timer"; empty between two turns.
         sender: sender of that turn's message.
         attempts: number of failed attempts of the turn that is running, or that will be retried in `retry_ns`.
         messages, inputs: number of messages from agents and of inputs from outside that wait for turns.
@@ -758,7 +764,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     kind: str
     incarnation: int
     life: str
-    turn: str
+    turn: TurnKind | Literal[""]
     sender: str
     attempts: int
     retry_ns: int | None

@@ -22,6 +22,7 @@ operator's retry the new turn gives the answer.
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
+from snapline.agent_runtime.host.entries import InputEntry, input_entry
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_outputs import AgentRetirement
 from snapline.agent_runtime.host.host_state import HostState, LocalAgent
@@ -234,7 +235,7 @@ class Inputs:
             inputs.drop(logged)
         else:
             inputs.add(logged, is_durable=True)
-            agent.mailbox.append((None, logged, logged.payload))
+            agent.mailbox.append(input_entry(logged))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
         """Record an agent created here after epoch `begun` had begun. The first complete epoch that contains the agent makes it
@@ -396,8 +397,8 @@ class Inputs:
         if agent is None:  # The agent has left since.
             self._shared.counts.dead_letters += 1
             return
-        agent.mailbox.append((None, logged, logged.payload))
-        if agent.current is None:
+        agent.mailbox.append(input_entry(logged))
+        if not agent.is_busy:
             self._mailboxes.next_turn(agent)
 
     def _answer(self, pending: PendingInput, answer: InputOutcome) -> None:
@@ -419,8 +420,8 @@ class Inputs:
             inputs = agent.inputs
             if inputs is None:
                 continue
-            entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
-            numbers = sorted([entry[1].number for entry in entries if isinstance(entry[1], LoggedInput)])
+            entries = [*agent.mailbox, *agent.deferred, agent.current]
+            numbers = sorted([entry.input.number for entry in entries if isinstance(entry, InputEntry)])
             durable = [pending.input.number for pending in inputs.waiting.values() if pending.is_durable]
             assert numbers == sorted(durable), (agent.id, numbers, durable)
             first = inputs.consumed + 1

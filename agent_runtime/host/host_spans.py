@@ -31,13 +31,13 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver
+from snapline.agent_runtime.host.entries import InputEntry, MessageEntry
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.message_encoding import HOPS_MAX, Traceparent, read_tail, tail_of, with_tail
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.host_messages import Directive, EpochReport, HostMessage, Plan, PlanApplied, Welcome
 from snapline.messages.payloads import MARK, split_message
-from snapline.storage.log.log_record import LoggedInput
 from snapline.telemetry.span_export import QuickSpan, SpanExport, SpanIds, checkpoint_ids, context_of, recovery_ids
 
 ROOTS = ("start", "timer")
@@ -365,15 +365,13 @@ class SpanObserver(HostObserver):
     def _place_of(self, turn: ev.StartTurn) -> TurnPlace:
         agent = self._core.agents.get(turn.agent)
         entry = None if agent is None else agent.current
-        if entry is None:
-            return TurnPlace(0, False)
-        inlet, mark, _ = entry
-        if inlet is not None:
-            number, sender = inlet.consumed + 1, inlet.sender
-        elif isinstance(mark, LoggedInput):
-            number, sender = mark.number, ""
-        else:
-            return TurnPlace(0, False)
+        match entry:
+            case MessageEntry():
+                number, sender = entry.inlet.consumed + 1, entry.inlet.sender
+            case InputEntry():
+                number, sender = entry.input.number, ""
+            case _:
+                return TurnPlace(0, False)
         return TurnPlace(number, number <= self._restored.get((turn.agent, sender), 0))
 
 

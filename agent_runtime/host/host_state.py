@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs
+from snapline.agent_runtime.host.entries import IDLE, Entry, Mark, Stage, TimerEntry
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.capture.chunking import SealedJournal, SealedRuns
-from snapline.storage.log.log_record import LoggedEntry, LoggedInput
+from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
@@ -70,25 +71,8 @@ class AgentOutlet(Outlet):
     is_waiting: bool  # whether the outlet is in its peer's queue of outlets with parked messages
 
 
-Mark = int | bytes
-"""Protocol data of a message: a stamp in chandy-lamport, otherwise a piggyback."""
-
-Entry = tuple[AgentInlet | None, Mark | str | LoggedInput | StashedMessage, bytes]
-"""One waiting turn: (inlet, mark, payload) for a message; (None, timer's name or "", payload) for the agent's own turn; (None, input,
-payload) for an input; (None, stashed, payload) for a message or input that was consumed early."""
-
-START = ""
-"""Placeholder for a timer's name in the entry that runs `on_start`."""
-
 NEVER_RETRIED_NS = 2**62
 """Value of `retry_ns` for a message that is not retried under this plan."""
-
-SEGMENT: Entry = (None, "\0segment", b"")
-"""The next segment of a durable turn."""
-
-
-EXTERNAL_SENDS_TURN: Entry = (None, "\0told", b"")
-"""Placeholder for a turn while an agent sends messages that belong to no turn."""
 
 
 class UnmatchedEntries:
@@ -181,7 +165,8 @@ class LocalAgent:
         mailbox: entries that arrived and are not consumed; when the agent records, entries with older stamps become channel state.
         deferred: the agent's own turns, held back while its outbox or its pending outputs are over the bound.
         is_full: the pending outputs are over a bound.
-        current: entry of the running turn, or None between turns.
+        stage: what the agent does.
+        current: entry of the running turn, or None while no turn runs.
         timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
         held: sends of a finished turn that wait until `spawns` are reserved; no turn starts meanwhile.
         parked: number of messages in outlets, which have no number and no stamp yet.
@@ -232,6 +217,7 @@ class LocalAgent:
         "retired_in",
         "retry_ns",
         "spawns",
+        "stage",
         "stash",
         "timers",
         "turn",
@@ -248,6 +234,7 @@ class LocalAgent:
         self.is_held = self.is_full = False
         self.mailbox: deque[Entry] = deque()
         self.deferred: list[Entry] = []
+        self.stage: Stage = IDLE
         self.current: Entry | None = None
         self.attempts = 0
         self.inlets: dict[str, AgentInlet] = {}
@@ -277,9 +264,14 @@ class LocalAgent:
         self.effects: AgentEffects | None = None
 
     @property
+    def is_busy(self) -> bool:
+        """Return whether the agent is not between two turns: it takes no checkpoint, and starts no turn."""
+        return self.stage is not IDLE
+
+    @property
     def may_start(self) -> bool:
         """Return whether the next turn may start, if there is one."""
-        if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns is not None:
+        if self.stage is not IDLE or self.spawns or self.awaits_creation or self.retry_ns is not None:
             return False
         return not (self.is_leaving or self.is_held or self.is_failed)
 
@@ -315,9 +307,9 @@ class LocalAgent:
         outbox.extend(ParkedMessage(receiver, payload) for receiver, payload in self.held)
         timers = [SavedTimer(name, max(0, due - now_ns), payload) for name, (due, _, payload) in self.timers.items()]
         timers.extend(
-            SavedTimer(str(name), 0, payload)
-            for inlet, name, payload in [*self.deferred, *self.mailbox]
-            if inlet is None and isinstance(name, str) and name not in (START, SEGMENT[1])
+            SavedTimer(entry.name, 0, entry.payload)
+            for entry in [*self.deferred, *self.mailbox]
+            if isinstance(entry, TimerEntry)
         )
         turn, sealed = self.turn.saved() if self.turn is not None else (None, None)
         return ev.Control(

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, Mark, Peer
+from snapline.agent_runtime.host.entries import Mark
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
 from snapline.channels.frame import LinkHello, Refused

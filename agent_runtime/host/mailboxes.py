@@ -13,17 +13,32 @@ from msgspec.structs import replace
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
+from snapline.agent_runtime.host.entries import (
+    IDLE,
+    IN_TURN,
+    CreationEntry,
+    Entry,
+    InputEntry,
+    Mark,
+    MessageEntry,
+    OperatorCommandEntry,
+    SegmentEntry,
+    Stage,
+    StartEntry,
+    StashedEntry,
+    TimerEntry,
+    is_from_others,
+    is_on,
+    sender_of,
+    stashed_entry,
+)
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_events import TurnKind
 from snapline.agent_runtime.host.host_state import (
-    EXTERNAL_SENDS_TURN,
-    SEGMENT,
-    START,
     AgentInlet,
     AgentOutlet,
-    Entry,
     HostState,
     LocalAgent,
-    Mark,
     Peer,
     UnmatchedEntries,
 )
@@ -31,7 +46,6 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.log_record import LoggedInput
-from snapline.storage.packs.checkpoint import StashedMessage
 
 
 class OutletSender(Protocol):
@@ -115,8 +129,8 @@ class Mailboxes:
         if owner.awaits_creation or owner.turn is not None:
             self._free_window(inlet, payload)
         self._arrived(owner, inlet, mark, payload)
-        owner.mailbox.append((inlet, mark, payload))
-        if owner.current is None:
+        owner.mailbox.append((CreationEntry if payload[:1] == CREATE else MessageEntry)(inlet, mark, payload))
+        if owner.stage is IDLE:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
@@ -132,11 +146,12 @@ class Mailboxes:
     def free_windows(self, agent: LocalAgent) -> None:
         """Free the link window of messages that already wait, since a long turn has begun."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
-        for inlet, _, payload in agent.mailbox:
-            if inlet is not None:
+        for entry in agent.mailbox:
+            if isinstance(entry, MessageEntry):
+                inlet = entry.inlet
                 number[inlet] += 1
                 if number[inlet] >= inlet.first_number:
-                    _give_back(inlet.peer, payload)
+                    _give_back(inlet.peer, entry.payload)
         for inlet in number:
             inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
@@ -145,13 +160,13 @@ class Mailboxes:
         letter."""
         if not self._membership.keep_early(inlet, mark, payload):
             self._shared.counts.dead_letters += 1
-            self.consume((inlet, mark, payload))
+            self.consume_message(MessageEntry(inlet, mark, payload))
 
     # ---- the next turn --------------------------------------------------------------------------------------------
 
     def next_turn(self, agent: LocalAgent) -> None:
         """Start the agent's next turn if it may start; a checkpoint that the agent owes is taken first."""
-        if agent.current is not None or agent.is_failed:
+        if agent.stage is not IDLE or agent.is_failed:
             return
         if agent.owes:
             self._before_turn(agent)
@@ -168,18 +183,17 @@ class Mailboxes:
         mailbox = agent.mailbox
         while mailbox and agent.may_start:
             entry = mailbox.popleft()
-            if (agent.is_crowded or agent.is_full) and _is_own(agent, entry):
+            if (agent.is_full or (agent.parked and agent.is_crowded)) and _is_own(agent, entry):
                 agent.deferred.append(entry)
                 agent.attempts = 0  # the count of attempts belonged to this entry if the entry waited for a retry
                 continue
             self.consuming(agent, entry)
-            if (is_odd or entry[2][:1] == CREATE) and self._is_settled(agent, entry):
+            if (is_odd or type(entry) is not MessageEntry) and self._is_settled(agent, entry):
                 is_dead_lettered = True
                 continue
-            agent.current = entry
             self.start(agent, entry)
             return
-        if is_dead_lettered and agent.owes and agent.current is None:
+        if is_dead_lettered and agent.owes and not agent.is_busy:
             self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
@@ -197,50 +211,49 @@ class Mailboxes:
             return True
         if not self._is_dead_lettered(agent, entry):
             return False
-        elif entry[0] is None:
-            self.consume_own(entry, is_dead_lettered=True, agent=agent)
-        else:
-            self.consume(entry, is_dead_lettered=True)
+        elif isinstance(entry, MessageEntry):
+            self.consume_message(entry)
             self._refuse(agent, entry)
+        else:
+            self.consume_own(entry, is_dead_lettered=True, agent=agent)
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Carry out an operator command that takes no turn. Return whether the entry was such a command."""
-        reply = dead_letters.settled(agent, entry) if dead_letters.is_operator_command(entry) else None
+        reply = dead_letters.settled(agent, entry.payload) if isinstance(entry, OperatorCommandEntry) else None
         if reply is None:
             return False
         self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
         if self._shared.is_watched:
-            self._shared.out.append(ev.OperatorCommandConsumed(agent.id, entry[2], reply))
+            self._shared.out.append(ev.OperatorCommandConsumed(agent.id, entry.payload, reply))
         self._mode.moved(agent)
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
         """If the entry is a call, inform the caller that no answer will come."""
-        refusal, current = refusal_of(entry[2]), agent.current
+        refusal, stage = refusal_of(entry.payload), agent.stage
         if refusal:
-            agent.current = current or entry
+            agent.stage = Stage.SENDING
             self._outlets.leave(agent, ((sender_of(agent, entry), refusal),))
-            agent.current = current
+            agent.stage = stage
 
     def _next_segment(self, agent: LocalAgent) -> bool:
         """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox may be served next, because only
         commands without a turn were consumed."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
-        while entry is not None and dead_letters.is_operator_command(entry) and self._is_settled(agent, entry):
+        while isinstance(entry, OperatorCommandEntry) and self._is_settled(agent, entry):
             if not agent.stash:
                 return True
             entry = self._durable.next_entry(agent)
         if entry is not None:
-            agent.current = entry
             self.start(agent, entry)
-        elif agent.owes and agent.current is None:
+        elif agent.owes and not agent.is_busy:
             self._before_turn(agent)  # a checkpoint may be due for entries consumed without a turn
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
         """Dead-letter an entry that cannot have a turn. Return whether the entry was dead-lettered."""
-        if agent.is_born and is_creation(entry):
+        if agent.is_born and isinstance(entry, CreationEntry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
             self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
             return True
@@ -251,13 +264,14 @@ class Mailboxes:
         return self._failures.is_poison(agent, entry)
 
     def start(self, agent: LocalAgent, entry: Entry) -> None:
-        """Run the turn of the agent's current entry, perhaps again."""
-        inlet, _, payload = entry
-        if inlet is None and entry == SEGMENT:
+        """Run the turn of this entry, perhaps again."""
+        agent.current, agent.stage = entry, IN_TURN
+        kind: TurnKind
+        if type(entry) is MessageEntry:
+            kind, sender, payload = "message", entry.inlet.sender, entry.payload
+        elif isinstance(entry, SegmentEntry):
             self._durable.start(agent)
             return
-        if inlet is not None and payload[:1] != CREATE:
-            kind, sender = "message", inlet.sender
         else:
             kind, sender, payload = about(agent, entry)
         turn = ev.StartTurn(agent.id, agent.incarnation, kind, sender, payload)
@@ -281,11 +295,11 @@ class Mailboxes:
 
     def put_back(self, agent: LocalAgent) -> None:
         """Put the current entry back at its place for another turn; no other entry overtakes it."""
-        entry, agent.current = agent.current, None
+        entry, agent.current, agent.stage = agent.current, None, IDLE
         assert entry is not None
-        if isinstance(entry[1], StashedMessage):
-            agent.stash.insert(0, entry[1])
-        elif entry != SEGMENT:  # the journal contains the entry with which a segment continues
+        if isinstance(entry, StashedEntry):
+            agent.stash.insert(0, entry.stashed)
+        elif not isinstance(entry, SegmentEntry):  # the journal contains the entry with which a segment continues
             agent.mailbox.appendleft(entry)
 
     # ---- consuming---------------------------------------------------------------------------------------------------
@@ -296,14 +310,14 @@ class Mailboxes:
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
-        agent.current = EXTERNAL_SENDS_TURN  # Busy: an answer to a waiting client may cause a checkpoint.
+        agent.stage = Stage.SENDING  # an answer to a waiting client may cause a checkpoint
         for entry in inputs:
             if not self._is_word_settled(agent, entry):
                 self._dead_letter_unread(agent, entry)
                 self.consume_own(entry, is_dead_lettered=True, agent=agent)
         if any(dead_letters.is_from_outside(dead_letter) for dead_letter in agent.dead_letters):
             self.drain(agent)
-        agent.current = None
+        agent.stage = IDLE
         if agent.owes:
             self._before_turn(agent)
         if inputs:
@@ -321,28 +335,32 @@ class Mailboxes:
             self._drop(agent, entry)
         while agent.stash:
             stashed = agent.stash.pop(0)
-            self._drop(agent, (None, stashed, stashed.payload))
+            self._drop(agent, stashed_entry(stashed))
 
     def _drop(self, agent: LocalAgent, entry: Entry) -> None:
-        is_call = bool(refusal_of(entry[2])) and not agent.is_retiring
+        is_call = bool(refusal_of(entry.payload)) and not agent.is_retiring
         if is_call:
             self._dead_letter_unread(agent, entry)
         else:
             self._shared.counts.dead_letters += is_from_others(entry)
-        if entry[0] is None:
+        if isinstance(entry, MessageEntry):
+            self.consume_message(entry)
+        else:
             self.consume_own(entry, is_dead_lettered=True, agent=agent)
             self._mode.moved(agent)
-        else:
-            self.consume(entry, is_dead_lettered=True)
         if is_call:
             self._refuse(agent, entry)
 
-    def consume(self, entry: Entry, *, is_dead_lettered: bool = False, is_open: bool = False) -> None:
-        """Count the message as received and free its place in the windows. An input counts as consumed."""
-        inlet = entry[0]
-        if inlet is None:
-            self.consume_own(entry, is_dead_lettered=is_dead_lettered, is_open=is_open)
-            return
+    def consume(self, entry: Entry, *, is_open: bool = False) -> None:
+        """Consume an entry, whatever its kind."""
+        if isinstance(entry, MessageEntry):
+            self.consume_message(entry)
+        else:
+            self.consume_own(entry, is_dead_lettered=False, is_open=is_open)
+
+    def consume_message(self, entry: MessageEntry) -> None:
+        """Count the message as received and free its place in the windows."""
+        inlet = entry.inlet
         credit = inlet.consume()
         shared = self._shared
         if shared.trace_every and inlet.owner is not None and inlet.consumed % shared.trace_every == 0:
@@ -350,7 +368,7 @@ class Mailboxes:
         self._consumed(inlet)
         peer = inlet.peer
         if inlet.consumed >= inlet.first_number:
-            _give_back(peer, entry[2])
+            _give_back(peer, entry.payload)
         if credit:
             if peer.link is None:
                 self._raise_credit(inlet, credit)
@@ -371,11 +389,10 @@ class Mailboxes:
 
         `agent`: the entry's agent; the entry may come from the stash.
         """
-        mark = entry[1]
-        if isinstance(mark, LoggedInput):
-            self._inputs.consume(mark, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
-        elif agent is not None and isinstance(mark, StashedMessage) and mark.key:
-            self._inputs.close(agent, mark.key, is_dead_lettered=is_dead_lettered, reply=reply)
+        if isinstance(entry, InputEntry):
+            self._inputs.consume(entry.input, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
+        elif agent is not None and isinstance(entry, StashedEntry) and entry.stashed.key:
+            self._inputs.close(agent, entry.stashed.key, is_dead_lettered=is_dead_lettered, reply=reply)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._shared.agents.get(inlet.sender)
@@ -389,11 +406,11 @@ class Mailboxes:
 
     def validate(self) -> None:
         for agent in self._shared.agents.values():
+            assert agent.stage is (IDLE if agent.current is None else IN_TURN), agent.id
             waiting: dict[str, int] = {}
-            entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
-            for inlet, _, _ in entries:
-                if inlet is not None:
-                    waiting[inlet.sender] = waiting.get(inlet.sender, 0) + 1
+            for entry in [*agent.mailbox, *agent.deferred, agent.current]:
+                if isinstance(entry, MessageEntry):
+                    waiting[entry.inlet.sender] = waiting.get(entry.inlet.sender, 0) + 1
             for sender, inlet in agent.inlets.items():
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
@@ -401,11 +418,11 @@ class Mailboxes:
             assert not (may_start and (agent.mailbox or agent.stash)), f"{agent.id} could start a turn"
 
 
-def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
+def about(agent: LocalAgent, entry: Entry) -> tuple[TurnKind, str, bytes]:
     """Return the kind of the entry's turn, its sender, and the payload."""
-    if dead_letters.is_operator_command(entry):
-        return dead_letters.turn_of(agent, entry[2])
-    return turn_kind_of(entry), sender_of(agent, entry), entry[2]
+    if isinstance(entry, OperatorCommandEntry):
+        return dead_letters.turn_of(agent, entry.payload)
+    return entry.kind, sender_of(agent, entry), entry.payload
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:
@@ -423,45 +440,43 @@ def _bring_creation_forward(agent: LocalAgent) -> None:
     consumed from a channel, so a channel's messages must be consumed in order.
     """
     mailbox = agent.mailbox
-    creator = next((inlet for inlet, _, payload in mailbox if inlet is not None and payload[:1] == CREATE), None)
-    if creator is None:
+    waiting = list(mailbox)
+    creation = next((entry for entry in waiting if isinstance(entry, CreationEntry)), None)
+    if creation is None:
         return
     agent.awaits_creation = False
-    if mailbox[0][2][:1] == CREATE and mailbox[0][0] is creator:
+    if waiting[0] is creation:
         return
-    waiting = list(mailbox)
-    end = next(index for index, (inlet, _, payload) in enumerate(waiting) if inlet is creator and payload[:1] == CREATE)
-    first = [entry for entry in waiting[: end + 1] if entry[0] is creator]
-    others = [entry for entry in waiting[:end] if entry[0] is not creator]
+    end = waiting.index(creation)
+    first = [entry for entry in waiting[: end + 1] if is_on(entry, creation.inlet)]
+    others = [entry for entry in waiting[:end] if not is_on(entry, creation.inlet)]
     mailbox.clear()
     mailbox.extend([*first, *others, *waiting[end + 1 :]])
 
 
 def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
     """Return whether the message that creates the agent is behind this one on the same channel."""
-    inlet = entry[0]
-    return (
-        entry[0] is not None
-        and not is_creation(entry)
-        and any(other is inlet and payload[:1] == CREATE for other, _, payload in agent.mailbox)
-    )
+    if not isinstance(entry, MessageEntry) or isinstance(entry, CreationEntry):
+        return False
+    return any(isinstance(other, CreationEntry) and other.inlet is entry.inlet for other in agent.mailbox)
 
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
     """Remove and return, in order, the inputs of clients and operators that no turn has consumed, from the stash and both queues."""
-    entries: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
+    entries: list[Entry] = [stashed_entry(stashed) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):
-        entries += [entry for entry in queue if isinstance(entry[1], LoggedInput)]
-        others = [entry for entry in queue if not isinstance(entry[1], LoggedInput)]
+        entries += [entry for entry in queue if isinstance(entry, InputEntry)]
+        others = [entry for entry in queue if not isinstance(entry, InputEntry)]
         queue.clear()
         queue.extend(others)
     return entries
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:
-    inlet, name, _ = entry
-    return (name != START) if inlet is None else inlet.sender == agent.id
+    if isinstance(entry, MessageEntry):
+        return entry.inlet.sender == agent.id
+    return not isinstance(entry, StartEntry)
 
 
 class Timers:
@@ -505,7 +520,7 @@ class Timers:
             if agent is None or timer is None or timer[1] != count:
                 continue  # the timer was cancelled, or set again
             del agent.timers[name]
-            agent.mailbox.append((None, name or "timer", timer[2]))
+            agent.mailbox.append(TimerEntry(name or "timer", timer[2]))
             self._mailboxes.next_turn(agent)
 
     def retry(self) -> None:

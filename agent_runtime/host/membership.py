@@ -6,11 +6,12 @@ parent. A stopping agent leaves once its outputs are released and all epochs tha
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
-from snapline.agent_runtime.host.failures import HostFailures, is_from_others
+from snapline.agent_runtime.host.entries import IDLE, Mark, MessageEntry, Stage, is_from_others
+from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_outputs import Outputs
-from snapline.agent_runtime.host.host_state import AgentInlet, Entry, HostState, LocalAgent, Mark
+from snapline.agent_runtime.host.host_state import AgentInlet, HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.views import Views
@@ -22,10 +23,6 @@ def creation_payload(kind: str, state: bytes) -> bytes:
     """Return the message that creates an agent: a zero byte, the kind's length (2 bytes), the kind, the state."""
     name = kind.encode()
     return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
-
-
-RESUMED: Entry = (None, "resumed", b"")
-"""Placeholder for the running turn while sends of an earlier turn leave, which were held for a reservation."""
 
 
 class Membership:
@@ -103,7 +100,7 @@ class Membership:
         self._shared.ordinals.update(zip([agent_kind.agent for agent_kind in requested], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
         held, agent.held = agent.held, []
-        agent.current = RESUMED
+        agent.stage = Stage.SENDING
         for name, kind, state in spawns:
             if event.refused:
                 self._discard_reservation(agent, name, creation_payload(kind, state), event.refused)
@@ -111,7 +108,7 @@ class Membership:
                 self._create(agent, name, kind, state, event)
         del self.reservations[event.request]  # only now, so that no epoch closes between two children
         self._outlets.leave(agent, held)
-        agent.current = None
+        agent.stage = IDLE
         self._mode.moved(agent)  # a checkpoint taken since the turn does not contain these sends
         if agent.is_leaving:
             self.retire_if_drained(agent)
@@ -124,7 +121,7 @@ class Membership:
         for inlet, mark, early in self._early.pop(name, ()):
             if early is not None:
                 self._shared.counts.dead_letters += 1
-                self._mailboxes.consume((inlet, mark, early))
+                self._mailboxes.consume_message(MessageEntry(inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
         """Create an agent with r = the latest epoch begun when its creation was committed (rule 6 of the epoch core).
@@ -167,7 +164,7 @@ class Membership:
     def retire_if_drained(self, agent: LocalAgent) -> None:
         """Retire a leaving agent once its outbox has drained and its numbers are final, its outputs are released, and no dead letter of a client
         is left."""
-        if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
+        if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):
             return

@@ -8,12 +8,13 @@ import msgspec
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
+from snapline.agent_runtime.host.entries import StartEntry, TimerEntry, message_entry
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_log import OwnLog, StepLog
 from snapline.agent_runtime.host.host_outputs import Outputs
-from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, START, DurableTurn, HostState, LocalAgent, Peer
+from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, DurableTurn, HostState, LocalAgent, Peer
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.membership import Membership
@@ -208,7 +209,7 @@ class HostPlans:
         self._mode.place(agent, checkpoint)
         self._shared.agents[agent.id] = agent
         if checkpoint is None:
-            agent.mailbox.append((None, START, b""))
+            agent.mailbox.append(StartEntry())
             return
         agent.kind = checkpoint.kind
         agent.is_born = not checkpoint.is_unborn
@@ -224,13 +225,13 @@ class HostPlans:
         agent.dead_letter_numbers = checkpoint.dead_letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
         agent.last_dead_letter = checkpoint.dead_letter_numbers.last
         if agent.is_born and not agent.is_started:
-            agent.mailbox.append((None, START, b""))
+            agent.mailbox.append(StartEntry())
         for timer in sorted(checkpoint.timers, key=attrgetter("remaining_ns")):
             if timer.remaining_ns:
                 left_ns = max(0, timer.remaining_ns - loaded.passed_ns)
                 self._timers.set(agent, timer.name, left_ns, timer.payload)
             else:  # the timer had fired; another timer with its name may have been set since
-                agent.mailbox.append((None, timer.name or "timer", timer.payload))
+                agent.mailbox.append(TimerEntry(timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
         """Restore the recovery line's channel numbers, and put its in-transit messages into the mailbox.
@@ -266,4 +267,4 @@ class HostPlans:
                 raise ProtocolError(
                     f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
                 )
-            agent.mailbox.append((inlet, self._mode.mark_of(message), message.payload))
+            agent.mailbox.append(message_entry(inlet, self._mode.mark_of(message), message.payload))

@@ -6,17 +6,20 @@ from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import Outlets
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.failures import (
-    HostFailures,
-    HostRollbacks,
-    TurnDeaths,
-    is_creation,
-    is_first,
-    last_line,
+from snapline.agent_runtime.host.entries import (
+    IDLE,
+    CreationEntry,
+    Entry,
+    FirstEntry,
+    MessageEntry,
+    OperatorCommandEntry,
+    Stage,
+    key_of,
     sender_of,
 )
+from snapline.agent_runtime.host.failures import HostFailures, HostRollbacks, TurnDeaths, last_line
 from snapline.agent_runtime.host.host_outputs import Outputs
-from snapline.agent_runtime.host.host_state import EXTERNAL_SENDS_TURN, Entry, HostState, LocalAgent
+from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -91,13 +94,13 @@ class TurnEnds:
             self._durable.passed(agent)
         if agent.turn is not None or event.pause is not None:
             self._segment_ended(agent, entry, event)
-        elif entry[0] is not None:
-            self._mailboxes.consume(entry)
+        elif isinstance(entry, MessageEntry):
+            self._mailboxes.consume_message(entry)
         else:
-            if dead_letters.is_operator_command(entry):
-                dead_letters.handled(agent, entry)
+            if isinstance(entry, OperatorCommandEntry):
+                dead_letters.handled(agent, entry.payload, key_of(entry))
             self._mailboxes.consume_own(entry, is_dead_lettered=False, reply=event.reply, agent=agent)
-        if not agent.is_started and is_first(entry):
+        if not agent.is_started and isinstance(entry, FirstEntry):
             agent.is_started = agent.is_born = True
         if self._poison:
             self._failures.forgive(agent, entry)
@@ -111,15 +114,14 @@ class TurnEnds:
             self._membership.hold(agent, event)
         else:
             self._outlets.leave(agent, event.sends)
-        agent.current = None
+        agent.current, agent.stage = None, IDLE
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
         if intent is not None:
-            agent.current = entry  # busy, so that a checkpoint for outputs contains the intent too
+            agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint for outputs contains the intent too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
         if intent is not None:
-            agent.current = None
             self._durable.intended(agent, intent)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
@@ -132,12 +134,12 @@ class TurnEnds:
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
-        if agent.current is not None:  # the agent's turn has not begun, so the record follows that turn
+        if agent.is_busy:  # the agent's turn has not begun, so the record follows that turn
             self._outlets.leave(agent, event.sends)
             return
-        agent.current = EXTERNAL_SENDS_TURN
+        agent.stage = Stage.SENDING
         self._outlets.leave(agent, event.sends)
-        agent.current = None
+        agent.stage = IDLE
         self._mode.moved(agent)
         self._mailboxes.next_turn(agent)
 
@@ -209,7 +211,7 @@ class TurnEnds:
 
     def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
         turn = agent.turn
-        caller, refusal = sender_of(agent, entry), refusal_of(entry[2])
+        caller, refusal = sender_of(agent, entry), refusal_of(entry.payload)
         if turn is not None:
             caller, refusal = turn.sender, refusal_of(turn.payload)
             self._durable.dead_letter(agent, event)
@@ -219,16 +221,16 @@ class TurnEnds:
             self._failures.dead_letter(agent, entry, event.error, agent.attempts, event.time_ns)
             self._consume_dead_lettered(agent, entry)
         agent.attempts = 0
-        if is_first(entry) and not (event.is_final and is_creation(entry)):
+        if isinstance(entry, FirstEntry) and not (event.is_final and isinstance(entry, CreationEntry)):
             agent.is_started = agent.is_born = True  # the agent continues with its initial state
         if refusal:
             self._outlets.leave(agent, ((caller, refusal),))
-        agent.current = None
+        agent.current, agent.stage = None, IDLE
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
     def _consume_dead_lettered(self, agent: LocalAgent, entry: Entry) -> None:
-        if entry[0] is None:
-            self._mailboxes.consume_own(entry, is_dead_lettered=True, agent=agent)
+        if isinstance(entry, MessageEntry):
+            self._mailboxes.consume_message(entry)
         else:
-            self._mailboxes.consume(entry, is_dead_lettered=True)
+            self._mailboxes.consume_own(entry, is_dead_lettered=True, agent=agent)

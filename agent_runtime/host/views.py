@@ -7,7 +7,7 @@ then ask the agent's next host.
 import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.failures import sender_of, turn_kind_of
+from snapline.agent_runtime.host.entries import Entry, MessageEntry, SegmentEntry, TimerEntry, sender_of
 from snapline.agent_runtime.host.host_events import (
     AgentView,
     AnswerEffects,
@@ -15,11 +15,12 @@ from snapline.agent_runtime.host.host_events import (
     AnswerWaiting,
     EffectsRequested,
     TracingRequested,
+    TurnKind,
     TurnView,
     ViewRequested,
     WaitingAgentsRequested,
 )
-from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, START, DurableTurn, HostState, LocalAgent
+from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, DurableTurn, HostState, LocalAgent
 from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,
@@ -60,7 +61,7 @@ class Views:
         agent = shared.agents.get(event.agent)
         if agent is None or not shared.is_loaded:
             self._refuse(event.request, f"agent {event.agent} is not on host {shared.host} just now")
-        elif event.is_settled and (agent.current is not None or agent.is_failed):
+        elif event.is_settled and (agent.is_busy or agent.is_failed):
             self.waiting.setdefault(agent.id, []).append(event.request)
         else:
             shared.out.append(AnswerView(event.request, _view_of(agent, shared.now)))
@@ -108,9 +109,7 @@ class Views:
     def validate(self) -> None:
         for agent in self.waiting:
             local_agent = self._shared.agents[agent]
-            assert local_agent.current is not None or local_agent.is_failed, (
-                f"{agent} is between two turns, and nobody was told"
-            )
+            assert local_agent.is_busy or local_agent.is_failed, f"{agent} is between two turns, and nobody was told"
 
 
 def _has_waiting(agent: LocalAgent) -> bool:
@@ -126,19 +125,19 @@ def _waited_ns(turn: DurableTurn | None, now_ns: int) -> int:
 
 
 def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
-    own_entries = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
-    fired = [(name, 0) for _, name, _ in own_entries if isinstance(name, str) and name not in (START, TURN_TIMER)]
+    entries = [*agent.deferred, *agent.mailbox]
+    fired = [(entry.name, 0) for entry in entries if isinstance(entry, TimerEntry) and entry.name != TURN_TIMER]
     inputs, current = agent.inputs, agent.current
     return AgentView(
         agent.id,
         agent.kind,
         agent.incarnation,
         _life_of(agent),
-        turn="" if current is None else turn_kind_of(current),
+        turn="" if current is None else _shown_kind_of(current),
         sender="" if current is None else sender_of(agent, current),
         attempts=agent.attempts,
         retry_ns=None if agent.retry_ns in (None, NEVER_RETRIED_NS) else max(0, agent.retry_ns - now_ns),
-        messages=sum([entry[0] is not None for entry in agent.mailbox]) + len(agent.stash),
+        messages=sum([isinstance(entry, MessageEntry) for entry in agent.mailbox]) + len(agent.stash),
         inputs=_inputs_of(agent),
         outbox=agent.parked + len(agent.held),
         spawns=tuple([name for name, _, _ in agent.spawns]),
@@ -154,6 +153,10 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         dead_letter_numbers=tuple(agent.dead_letter_numbers),
         durable=None if agent.turn is None else _turn_of(agent.turn, agent.effects, len(agent.stash), now_ns),
     )
+
+
+def _shown_kind_of(entry: Entry) -> TurnKind:
+    return "timer" if isinstance(entry, SegmentEntry) else entry.kind
 
 
 def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_ns: int) -> TurnView:

@@ -9,7 +9,8 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import driver
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.host_state import AgentInlet, LocalAgent, Mark
+from snapline.agent_runtime.host.entries import Mark
+from snapline.agent_runtime.host.host_state import AgentInlet, LocalAgent
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds

@@ -6,8 +6,6 @@
 - Dead letters: bugs in dead letters and operator commands.
 """
 
-from typing import Any
-
 import msgspec
 from msgspec.structs import replace
 
@@ -312,7 +310,7 @@ def log_starts_late() -> list[Patch]:
 def handled_dead_letter_stays() -> list[Patch]:
     """Keep a dead letter whose retry has succeeded."""
 
-    def handled(agent: LocalAgent, payload: bytes) -> None:
+    def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
         """Do nothing, so that the dead letter stays."""
 
     return [(dead_letters, "handled", handled)]
@@ -331,10 +329,10 @@ def dropped_counts_as_handled() -> list[Patch]:
     """Count a dropped dead letter as handled."""
     original = dead_letters.settled
 
-    def settled(agent: LocalAgent, entry: Any) -> bytes | None:
-        payload = original(agent, entry)
-        agent.dead_letter_count -= payload == b""
-        return payload
+    def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
+        reply = original(agent, payload)
+        agent.dead_letter_count -= reply == b""
+        return reply
 
     return [(dead_letters, "settled", settled)]
 
@@ -356,7 +354,7 @@ def command_not_logged() -> list[Patch]:
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not offered.is_operator_command or read_dead_letter_command(offered.payload).verb != DROP:
             return original(self, event, place, offered)
-        dead_letters.settled(agent, (None, "", offered.payload))
+        dead_letters.settled(agent, offered.payload)
         return InputOutcome(ACCEPTED)
 
     return [(Inputs, "_take", take)]

@@ -288,7 +288,7 @@ class PendingWork:
         plan = self._log.canonical.plan_number
         cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
-        return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
+        return [agent.id for agent in agents if not agent.is_busy and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
         """Return the problem of each agent that is in a durable turn and cannot continue."""
@@ -308,7 +308,7 @@ class PendingWork:
             if run.driver.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
                 return False
             for agent in core.agents.values():
-                if agent.mailbox or agent.parked or agent.current is not None or agent.spawns:
+                if agent.mailbox or agent.parked or agent.is_busy or agent.spawns:
                     return False
                 if agent.deferred or agent.timers or agent.stash or _is_going_on(agent):
                     return False
@@ -511,7 +511,7 @@ class World:
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
         core = run.driver.core
-        frozen_agents = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
+        frozen_agents = [x.id for x in core.agents.values() if not x.is_busy and x.is_born and not x.is_failed]
         self.shared.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, frozen_agents)
         return replace(frozen, start=core.start)
 

@@ -21,6 +21,7 @@ from snapline.agent_runtime.effect_ledger import UNDO, read_undo
 from snapline.agent_runtime.host import agent_effects
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.entries import StashedEntry
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message
@@ -418,9 +419,9 @@ def checkpoint_before_turn(driver: Driver) -> AgentCheckpoint:
     """As one that was taken just before the turn that undoes."""
     agent = driver.core.agents["a"]
     entry = agent.current
-    assert entry is not None
+    assert isinstance(entry, StashedEntry)
     found = checkpoint(driver)
-    return msgspec.structs.replace(found, saved_stash=[entry[1], *agent.stash])
+    return msgspec.structs.replace(found, saved_stash=[entry.stashed, *agent.stash])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -14,6 +14,7 @@ from tests.agent_runtime.coins import play
 from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
+from snapline.agent_runtime.host.entries import MessageEntry
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_state import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.links import HostLinks
@@ -113,9 +114,9 @@ def restored_mailboxes_are_empty(patch: Patch) -> None:
         def empty(self: HostPlans, agent: LocalAgent, checkpoint: Any) -> None:
             restore(self, agent, checkpoint)
             for entry in agent.mailbox:
-                if entry[0] is not None:
-                    entry[0].consumed += 1
-            agent.mailbox = deque(entry for entry in agent.mailbox if entry[0] is None)
+                if isinstance(entry, MessageEntry):
+                    entry.inlet.consumed += 1
+            agent.mailbox = deque(entry for entry in agent.mailbox if not isinstance(entry, MessageEntry))
 
         return empty
 
@@ -204,7 +205,7 @@ def a_running_turn_does_not_delay_the_record(patch: Patch) -> None:
         def hasty(self: CoordinatedMode, epoch: int) -> None:
             begin(self, epoch)
             for agent in list(self._shared.agents.values()):
-                if agent.current is not None and agent.owes:
+                if agent.is_busy and agent.owes:
                     self._record(agent)
 
         return hasty

@@ -8,7 +8,8 @@ from tests.agent_runtime.coins import play_logged
 from tests.agent_runtime.test_logged_world import useless
 from tests.kit.logged_fleet import LoggedFleet
 
-from snapline.agent_runtime.host.host_state import Entry, LocalAgent
+from snapline.agent_runtime.host.entries import Entry
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.logged import HostRounds, LoggedMode
 from snapline.agent_runtime.host.modes.logged_checkpoints import HoldReasons

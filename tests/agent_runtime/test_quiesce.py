@@ -6,6 +6,7 @@ from tests.agent_runtime.test_effects import PROTOCOLS, ask, begun, checkpoint, 
 from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.entries import IN_TURN, SegmentEntry
 from snapline.messages import host_messages as ends
 from snapline.messages import host_messages as msg
 
@@ -43,7 +44,8 @@ def test_effect_whose_turn_fails_before_it_has_ended_is_waited_for_no_more() -> 
     ask(driver, intent())
     release(driver)
     driver.feed(HOLD)
-    driver.core.agents["a"].current = (None, "\0segment", b"")
+    agent = driver.core.agents["a"]
+    agent.current, agent.stage = SegmentEntry(), IN_TURN
     driver.turns["a"] = ev.StartTurn("a", 1, "segment", "z", b"\x02Go\x01")
     driver.fail("a", is_final=True)
     assert quiesced(driver) == [7]

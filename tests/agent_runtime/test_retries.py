@@ -13,7 +13,8 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, logged
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import Entry, LocalAgent
+from snapline.agent_runtime.host.entries import Entry, MessageEntry
+from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Timers
 from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
@@ -286,8 +287,9 @@ def the_receive_is_traced_at_the_first_try(patch: Patch) -> None:
 
     def consuming(self: CoordinatedMode, agent: LocalAgent, entry: Entry) -> None:
         original(self, agent, entry)
-        if self._shared.trace_every and entry[0] is not None:
-            self._shared.out.append(ev.Trace("receive", agent.id, entry[0].sender, entry[0].consumed + 1))
+        if self._shared.trace_every and isinstance(entry, MessageEntry):
+            inlet = entry.inlet
+            self._shared.out.append(ev.Trace("receive", agent.id, inlet.sender, inlet.consumed + 1))
 
     patch.setattr(CoordinatedMode, "consuming", consuming)
 

@@ -135,7 +135,7 @@ class Runner:
         self.turns = Turns(fleet, self.reports.append, self.warnings.append, TurnEnvironment())
         self.turns.add("a", made or Adder(Sum()))
 
-    def run(self, message: object = None, what: str = "message", agent: str = "a", payload: bytes = b"") -> Any:
+    def run(self, message: object = None, what: ev.TurnKind = "message", agent: str = "a", payload: bytes = b"") -> Any:
         payload = payload or (encode_message(message) if message is not None else b"")
         return self.turns.run(ev.StartTurn(agent, 1, what, "b", payload))
 

@@ -176,6 +176,9 @@ CIRCLES = {
     "agent_runtime/fleet.py, agent_runtime/snapshots/snapshot_cut.py": (
         "a fleet's `stop_when` takes a Cut, and a Cut restores agents of its fleet; one of the two is there by type only"
     ),
+    "agent_runtime/host/entries.py, agent_runtime/host/host_state.py": (
+        "an entry names its inlet, whose agent has a mailbox of entries; `host_state` is compiled and may define no struct"
+    ),
 }
 
 

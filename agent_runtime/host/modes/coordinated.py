@@ -7,7 +7,8 @@ records before its next turn. The agent's own part is `protocols/epoch_stamped.p
 from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.entries import Entry, Mark, MessageEntry
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostEpoch, LocalAgent, Peer
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
@@ -228,7 +229,7 @@ class CoordinatedMode:
             name = next(iter(self.unasked))
             del self.unasked[name]
             agent = self._shared.agents.get(name)
-            if agent is not None and agent.owes and agent.current is None:
+            if agent is not None and agent.owes and not agent.is_busy:
                 self._mailboxes.next_turn(agent)
                 count += 1
 
@@ -253,12 +254,13 @@ class CoordinatedMode:
     def _waiting_of(self, agent: LocalAgent) -> tuple[WaitingMessage, ...]:
         numbers: dict[str, int] = {}
         waiting: list[WaitingMessage] = []
-        for inlet, stamp, payload in [*agent.deferred, *agent.mailbox]:
-            if inlet is None:
+        for entry in [*agent.deferred, *agent.mailbox]:
+            if not isinstance(entry, MessageEntry):
                 continue
-            number = numbers[inlet.sender] = numbers.get(inlet.sender, inlet.consumed) + 1
-            assert isinstance(stamp, int)
-            waiting.append(WaitingMessage(inlet.sender, number, stamp, payload))
+            sender = entry.inlet.sender
+            number = numbers[sender] = numbers.get(sender, entry.inlet.consumed) + 1
+            assert isinstance(entry.mark, int)
+            waiting.append(WaitingMessage(sender, number, entry.mark, entry.payload))
         return tuple(waiting)
 
     # ---- epochs: links ----------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.entries import IDLE, Entry, Mark, MessageEntry
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.logged_agent import LOGS_BYTES_MAX, LoggedAgent
 from snapline.agent_runtime.host.modes.logged_checkpoints import AgentPause, HoldReasons, Saving, changed
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
@@ -73,7 +74,7 @@ class HostFreeze:
         self.unfrozen = {agent.id: None for agent in shared.agents.values() if not agent.is_failed}
         self._holds.freeze_all(event.number)
         for agent in list(shared.agents.values()):
-            if agent.current is None and not agent.is_failed:
+            if not agent.is_busy and not agent.is_failed:
                 self._freeze(agent)
         self._report_soon()
 
@@ -166,7 +167,7 @@ class HostRounds:
             agent = self._shared.agents.get(agent_id)
             if agent is None:  # the agent is being created, and has received no message that concerns this round
                 answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
-            elif agent.current is not None:
+            elif agent.is_busy:
                 self._asked.append((agent_id, request))
             else:
                 answers += self._ask(agent, request)
@@ -175,7 +176,7 @@ class HostRounds:
     def ask_again(self, agent: LocalAgent) -> None:
         """Answer requests of rounds that arrived during the agent's turn."""
         requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
-        if requests and agent.current is None:
+        if requests and not agent.is_busy:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
             for request in requests:
                 self._answer(request.round, self._ask(agent, request))
@@ -312,7 +313,7 @@ class LoggedMode:
             logged.rounds.sent(outlet.receiver, outlet.number)
         shared.counts.piggybacked += 1
         logged.keep(outlet.receiver, outlet.number, payload, piggyback)
-        if owner.current is None:
+        if owner.stage is IDLE:
             # The message had waited for credit, so the outbox is now shorter than at the last checkpoint.
             self._saving.moved(owner)
         if logged.log_bytes > LOG_BYTES_MAX:
@@ -335,14 +336,14 @@ class LoggedMode:
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
         """Force a checkpoint if the rule requires one, then merge the message's piggyback."""
-        logged, inlet, piggyback = agent.logged, entry[0], entry[1]
-        if inlet is None or logged.admitted:
+        logged = agent.logged
+        if not isinstance(entry, MessageEntry) or logged.admitted:
             return
         logged.admitted = True
         if logged.rule is None:
             return
+        piggyback, sender = entry.mark, self._shared.ordinals.get(entry.inlet.sender, -1)
         assert isinstance(piggyback, bytes)
-        sender = self._shared.ordinals.get(inlet.sender, -1)
         # An unborn agent has done no work, so its creation counts as the checkpoint before its first message. The
         # piggyback of a retried message is already merged. Sends that left meanwhile precede the message in the same
         # interval.
@@ -384,7 +385,7 @@ class LoggedMode:
         logged.turns += 1
         if event.wants_checkpoint:
             logged.clock.asked()
-        if entry[0] is None or event.wants_checkpoint:
+        if event.wants_checkpoint or not isinstance(entry, MessageEntry):
             self._saving.moved(agent)
 
     def moved(self, agent: LocalAgent) -> None:
@@ -398,7 +399,7 @@ class LoggedMode:
 
     def awaited(self, agent: LocalAgent) -> None:
         """Let the agent take a checkpoint as soon as possible, since a client waits for an epoch with its work."""
-        if agent.logged.has_moved or agent.current is not None:
+        if agent.logged.has_moved or agent.is_busy:
             agent.logged.clock.asked()
             self._saving.moved(agent)
             self._mailboxes.next_turn(agent)
@@ -541,7 +542,7 @@ class LoggedMode:
                 assert numbers == list(range(first + 1, last + 1)), (agent.id, receiver)
             assert (logged.rule is None) != (logged.rounds is None), agent.id
             assert agent.is_held or not backlog.is_standing, agent.id
-            if logged.rule is not None and agent.current is None and not agent.is_failed:
+            if logged.rule is not None and not agent.is_busy and not agent.is_failed:
                 self._saving.validate_rest(agent, logged)
             if logged.rounds is not None:
                 logged.rounds.validate()

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, Entry, HostState, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.entries import Entry, Mark
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.messages import host_messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
