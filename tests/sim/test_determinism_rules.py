@@ -61,7 +61,7 @@ HARMLESS = {("os", "strerror"), ("random", "Random")}
 FUTURES = {("asyncio", "Future"), ("asyncio", "events"), ("asyncio", "sleep")}
 """What stubs await: futures, and a loop of their own for `asyncio.sleep`, in virtual time."""
 
-WAITING = ("sim/world/steps.py", "sim/workloads/booking.py")
+WAITING = ["sim/world/steps.py", "sim/workloads/booking.py"]
 """The place of that loop, and stubs that sleep in it."""
 
 TIMERS = {("time", "process_time"), ("time", "perf_counter")}
