@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -128,11 +129,13 @@ async def start_for_fleet(environment: Mapping[str, str]) -> "OfFleet | ForkServ
 
 
 class ForkedCommand:
-    """A running `snapline …`, with what tests use of `asyncio.subprocess.Process`."""
+    """A running `snapline …`, or `python -m …`, with what tests use of `asyncio.subprocess.Process`."""
 
-    def __init__(self, forked: ForkedProcess, stdout: asyncio.StreamReader, stderr: IO[bytes]) -> None:
+    def __init__(
+        self, forked: ForkedProcess, stdout: asyncio.StreamReader | None = None, stderr: IO[bytes] | None = None
+    ) -> None:
         self.pid = forked.pid
-        self.stdout: asyncio.StreamReader | None = stdout
+        self.stdout = stdout
         self._forked = forked
         self._stderr = stderr
         self._has_ended = asyncio.Event()
@@ -140,7 +143,7 @@ class ForkedCommand:
 
     @classmethod
     async def start(cls, *words: str) -> Self | None:
-        """Start it; None: it has to be a new program."""
+        """Start it, with pipes; None: it has to be a new program. `words` that begin with `-m` name a module."""
         server, stderr = TestServer.shared(), tempfile.TemporaryFile()  # noqa: SIM115  # closed with this object
         environment = {**os.environ, STDERR: f"/proc/{os.getpid()}/fd/{stderr.fileno()}"}
         ours, theirs = os.pipe()
@@ -153,6 +156,12 @@ class ForkedCommand:
             lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(ours, "rb", buffering=0)
         )
         return None if forked is None else cls(forked, stdout, stderr)
+
+    @classmethod
+    def start_logged(cls, log: IO[bytes], *words: str) -> Self | None:
+        """The same, with its output in a file."""
+        forked = TestServer.shared().fork([*FORKABLE, *words], log.fileno(), os.environ)
+        return None if forked is None else cls(forked)
 
     @property
     def returncode(self) -> int | None:
@@ -175,7 +184,7 @@ class ForkedCommand:
         return self.returncode
 
     async def communicate(self) -> tuple[bytes, bytes]:
-        assert self.stdout is not None
+        assert self.stdout is not None and self._stderr is not None
         out = await self.stdout.read()
         await self.wait()
         self._stderr.seek(0)
@@ -203,6 +212,10 @@ def serve() -> None:
         if UNBUFFERED not in os.environ:
             sys.stdout = os.fdopen(1, "w", closefd=False)
         write_mark(os.environ.get(MARK, NO_MARK))
+        if wanted.words[0] == "-m":
+            sys.argv = ["", *wanted.words[2:]]
+            runpy.run_module(wanted.words[1], run_name="__main__", alter_sys=True)
+            sys.exit()
 
     def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
         return reason(msgspec.structs.replace(wanted, folder=os.getcwd()), files)
