@@ -14,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.kit.fork_server import MARK, ROOT, ForkedCommand, start_for_fleet
+from tests.kit import fork_server
+from tests.kit.fork_server import MARK, ForkedCommand, start_for_fleet
 
 from snapline.deploy.child import ForkServer
+
+ROOT = fork_server.ROOT
 
 LAUNCHERS = ("run", "demo", "up", "chaos")
 """Commands that start a fleet: each is a program of its own, with the product's own fork server."""
