@@ -5,6 +5,7 @@ test compares the page with what this makes, and every public name with the page
 """
 
 import ast
+import functools
 import importlib.util
 import re
 import sys
@@ -238,6 +239,7 @@ def _entries(lines: list[str]) -> Iterator[str]:
 # -- source -----------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def parse_module(name: str) -> tuple[str, ast.Module]:
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None, name
@@ -310,9 +312,18 @@ def _value_of(source: str, name: str) -> str:
     return name
 
 
+@functools.cache
+def _lines(source: str) -> list[bytes]:
+    """For `_source`: `ast.get_source_segment` would split the file for every node."""
+    return source.encode().split(b"\n")
+
+
 def _source(source: str, node: ast.expr) -> str:
     """As it is written, without the quotes of what is defined later."""
-    text = " ".join((ast.get_source_segment(source, node) or "").split())
+    lines = _lines(source)[node.lineno - 1 : node.end_lineno]
+    lines[-1] = lines[-1][: node.end_col_offset]
+    lines[0] = lines[0][node.col_offset :]
+    text = " ".join(b" ".join(lines).decode().split())
     return re.sub(r'"([A-Z]\w*(?:\[[^"]*\])?[^"]*)"', r"\1", text) if "Literal" not in text else text
 
 

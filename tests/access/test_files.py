@@ -158,12 +158,17 @@ def writes(path: Path) -> bool:
     text = path.read_text()
     if not re.search("|".join([*WRITING, "open"]), text):
         return False
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    names = {ast.unparse(call.func) for call in calls}
-    opened = [ast.unparse(call) for call in calls if ast.unparse(call.func).rpartition(".")[2] in ("open", "fdopen")]
-    return bool(WRITING & (names | {name.rpartition(".")[2] for name in names})) or any(
+    calls = [(last_name(node.func), node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    opened = [ast.unparse(call) for name, call in calls if name in ("open", "fdopen")]
+    connected = [ast.unparse(call.func) for name, call in calls if name == "connect"]
+    return bool(WRITING & {*(name for name, _ in calls), *connected}) or any(
         re.search(r"O_CREAT|O_TMPFILE|['\"][wax][b+]*['\"]", each) for each in opened
     )
+
+
+def last_name(called: ast.expr) -> str:
+    """Of what is called; "" if it has none."""
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
 def test_every_file_that_writes_has_a_row() -> None:

@@ -48,12 +48,14 @@ fleet = snapline.Fleet(
 """
 
 
-def test_a_field_of_the_wrong_type_costs_one_message_and_not_all_checkpoints(run_process: Run, folder: Path) -> None:
+def test_a_field_of_the_wrong_type_costs_one_message_and_not_all_checkpoints(
+    run: Run, run_process: Run, folder: Path
+) -> None:
     (folder / "words.py").write_text(FLEET)
     done = run_process("run", "words:fleet", "--data-dir", "data", "--fail-on-dead-letters", "--quiet")
     assert (done.code, done.json["outcome"], done.json["dead_letters"]) == (3, "stopped", 1), done.err
     assert "snapline: 1 dead letter of 1 agent: `snapline agent dead-letters list --store data/store`" in done.err
-    found = run_process("agent", "dead-letters", "list", "--store", "data/store").json
+    found = run("agent", "dead-letters", "list", "--store", "data/store").json
     assert (found["dead_letter_count"], found["agents"]) == (1, {"sink": 1})
     (letter,) = found["dead_letters"]
     assert (letter["agent"], letter["number"], letter["sender"], letter["attempts"]) == ("sink", 1, "source", 2)

@@ -29,20 +29,39 @@ raise SystemExit(int(os.environ.get("CODE", "0")))
 """
 """A module of a fleet that says what its process is like, and then ends it."""
 
+IN_MODULE = pytest.mark.asyncio(loop_scope="module")
+"""For tests that share a server, which belongs to one event loop."""
+
+
+@contextlib.asynccontextmanager
+async def started_in(folder: Path) -> AsyncIterator[ForkServer]:
+    """A server in a folder with the module `speaking`; the folder is the current one meanwhile."""
+    (folder / "speaking.py").write_text(SPEAKING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("PYTHONSAFEPATH", raising=False)
+        started = await ForkServer.start(environment_of(None))
+        assert started is not None
+        yield started
+        started.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ForkServer]:
+    """One for the tests that leave it running."""
+    async with started_in(tmp_path_factory.mktemp("server")) as started:
+        yield started
+
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ForkServer]:
-    (tmp_path / "speaking.py").write_text(SPEAKING)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    started = await ForkServer.start(environment_of(None))
-    assert started is not None
-    yield started
-    started.close()
+async def own_server(tmp_path: Path) -> AsyncIterator[ForkServer]:
+    """For a test that ends it."""
+    async with started_in(tmp_path) as started:
+        yield started
 
 
-def host(*more: str) -> list[str]:
-    where = ("--coordinator", "127.0.0.1:1", "--id", "h1", "--store", "nowhere", "--fleet", "speaking:fleet")
+def host(*more: str, fleet: str = "speaking:fleet") -> list[str]:
+    where = ("--coordinator", "127.0.0.1:1", "--id", "h1", "--store", "nowhere", "--fleet", fleet)
     return [*SNAPLINE, "host", "run", *where, *more]
 
 
@@ -61,6 +80,7 @@ async def said(child: Child) -> str:
     return child.last_line()
 
 
+@IN_MODULE
 async def test_it_ends_and_says_what_a_new_program_would(server: ForkServer, tmp_path: Path) -> None:
     for words, code in ((["--version"], 0), (["host", "run", "--id", "h1"], 2), (host("--arg", "x"), 2)):
         command = [*SNAPLINE, *words] if words[0] != sys.executable else words
@@ -72,13 +92,14 @@ async def test_it_ends_and_says_what_a_new_program_would(server: ForkServer, tmp
         other.log_path.unlink()
 
 
+@IN_MODULE
 async def test_what_a_dead_one_has_started_dies_with_it(server: ForkServer, tmp_path: Path) -> None:
-    (tmp_path / "speaking.py").write_text(
+    Path("dying.py").write_text(
         "import os, signal, subprocess\n"
         "print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    child = start(server, tmp_path, host())
+    child = start(server, tmp_path, host(fleet="dying:fleet"))
     assert is_forked(child)
     assert await child.wait() == -signal.SIGKILL
     assert wait_until_dead(int(child.last_line()))
@@ -104,6 +125,7 @@ async def test_one_that_was_begun_early_is_the_next_launcher_s(tmp_path: Path, m
             server.close()
 
 
+@IN_MODULE
 async def test_each_has_chances_and_variables_of_its_own(server: ForkServer, tmp_path: Path) -> None:
     first = start(server, tmp_path / "a", host(), WORD="one", CODE="3")
     second = start(server, tmp_path / "b", host())
@@ -113,6 +135,7 @@ async def test_each_has_chances_and_variables_of_its_own(server: ForkServer, tmp
     assert one[0] != two[0]
 
 
+@IN_MODULE
 async def test_it_leads_a_session_under_its_own_command_line(server: ForkServer, tmp_path: Path) -> None:
     command = host("--trace-every", "7")
     child = start(server, tmp_path, command, SLEEP_S="60")
@@ -126,20 +149,22 @@ async def test_it_leads_a_session_under_its_own_command_line(server: ForkServer,
     assert not is_alive(child.pid)
 
 
+@IN_MODULE
 async def test_its_end_is_told_while_others_are_started(server: ForkServer, tmp_path: Path) -> None:
     children = [start(server, tmp_path / str(n), host(), CODE=str(n)) for n in range(12)]
     assert [await child.wait() for child in children] == list(range(12))
     assert len({child.pid for child in children}) == 12
 
 
-async def test_who_has_ended_is_reaped_when_the_server_has_gone(server: ForkServer, tmp_path: Path) -> None:
-    children = [start(server, tmp_path / str(n), host()) for n in range(4)]
+async def test_who_has_ended_is_reaped_when_the_server_has_gone(own_server: ForkServer, tmp_path: Path) -> None:
+    children = [start(own_server, tmp_path / str(n), host()) for n in range(4)]
     for child in children:
         await child.wait()
-    server.close()
+    own_server.close()
     assert not [child.pid for child in children if Path(f"/proc/{child.pid}").exists()]
 
 
+@IN_MODULE
 async def test_a_word_that_was_read_while_another_was_started_is_not_missed(server: ForkServer, tmp_path: Path) -> None:
     """The loop has seen the word, and a start in the same round of it reads it first. The server was taken for gone, and all that it had started with it."""
     lasting = start(server, tmp_path / "lasting", host(), SLEEP_S="60")
@@ -155,27 +180,28 @@ async def test_a_word_that_was_read_while_another_was_started_is_not_missed(serv
 
 
 async def test_a_server_that_does_not_answer_is_ended_and_a_program_started(
-    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "REPLY_S", 0.1)
-    os.kill(server._process.pid, signal.SIGSTOP)
-    child = start(server, tmp_path, [*SNAPLINE, "--version"])
-    assert not is_forked(child) and not server.is_open
+    os.kill(own_server._process.pid, signal.SIGSTOP)
+    child = start(own_server, tmp_path, [*SNAPLINE, "--version"])
+    assert not is_forked(child) and not own_server.is_open
     assert await child.wait() == 0
 
 
-async def test_a_server_that_is_killed_takes_its_children_along(server: ForkServer, tmp_path: Path) -> None:
-    children = [start(server, tmp_path / str(n), host(), SLEEP_S="60") for n in range(2)]
+async def test_a_server_that_is_killed_takes_its_children_along(own_server: ForkServer, tmp_path: Path) -> None:
+    children = [start(own_server, tmp_path / str(n), host(), SLEEP_S="60") for n in range(2)]
     for child in children:
         await said(child)
-    server._process.kill()
+    own_server._process.kill()
     async with asyncio.timeout(EXIT_LIMIT_S):
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 2
-    assert not server.is_open
-    other = start(server, tmp_path / "other", [*SNAPLINE, "--version"])
+    assert not own_server.is_open
+    other = start(own_server, tmp_path / "other", [*SNAPLINE, "--version"])
     assert not is_forked(other) and await other.wait() == 0
 
 
+@IN_MODULE
 async def test_what_only_counts_at_a_start_is_a_new_program(server: ForkServer, tmp_path: Path) -> None:
     command = [*SNAPLINE, "--version"]
     for variables in ({"LD_PRELOAD": "/nowhere.so"}, {"PYTHONHASHSEED": "7"}):
@@ -185,6 +211,7 @@ async def test_what_only_counts_at_a_start_is_a_new_program(server: ForkServer, 
     assert not is_forked(child) and await child.wait() == 0
 
 
+@IN_MODULE
 async def test_elsewhere_it_is_a_new_program(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

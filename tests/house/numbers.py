@@ -4,6 +4,7 @@ Sizes are those of the working tree. A sentence is what ends in a full stop; cod
 """
 
 import ast
+import functools
 import re
 import subprocess
 from collections import Counter, defaultdict
@@ -63,11 +64,17 @@ def retired_words(tree: ast.AST) -> Counter[str]:
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 names = [name]
         for name in names:
-            words = name
-            for allowed in sorted(ALLOWED, key=len, reverse=True):
-                words = words.replace(allowed, "")
-            found.update({part.lower() for part in re.findall(r"[A-Z]?[a-z]+", words)} & set(RETIRED))
+            found.update(retired_words_of(name))
     return found
+
+
+@functools.cache
+def retired_words_of(name: str) -> frozenset[str]:
+    """Return the retired words that a name holds."""
+    words = name
+    for allowed in sorted(ALLOWED, key=len, reverse=True):
+        words = words.replace(allowed, "")
+    return frozenset({part.lower() for part in re.findall(r"[A-Z]?[a-z]+", words)} & set(RETIRED))
 
 
 def mutual_imports(product: Product, package: str) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.house.product import in_package, is_product, parsed, parsed_once, statements
 
+pytestmark = pytest.mark.usefixtures("without_collections")
+
 GROUND_FLOOR = ("protocols", "recovery")
 GROUND_FLOOR_MAY = ("msgspec", "snapline.protocols", "snapline.recovery", "snapline.errors", "snapline.ids")
 

@@ -22,7 +22,7 @@ LIMITS = {
 
 
 @pytest.fixture(scope="module")
-def figures(root: Path) -> dict[str, int]:
+def figures(root: Path, without_collections: None) -> dict[str, int]:
     return dict(numbers.figures(root))
 
 

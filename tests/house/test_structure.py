@@ -12,6 +12,8 @@ import pytest
 from tests.house import product as house
 from tests.house.product import Product
 
+pytestmark = pytest.mark.usefixtures("without_collections")
+
 PROGRAMS = ("examples/", "sim/workloads/")
 """What users write: every file is a program of its own, in its story's words, built on kinds that are made for it."""
 

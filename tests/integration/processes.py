@@ -14,11 +14,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.kit import fork_server
+from tests.kit.fork_server import MARK, ForkedCommand, start_for_fleet
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository: children import `tests.integration.fleets` from here."""
+from snapline.deploy.child import ForkServer
 
-MARK = "SNAPLINE_INTEGRATION_TEST"
+ROOT = fork_server.ROOT
+
+LAUNCHERS = ("run", "demo", "up", "chaos")
+"""Commands that start a fleet: each is a program of its own, with the product's own fork server."""
+
 SHUTDOWN_S = 5.0
 """A killed launcher's children are killed by the kernel; all that is left for them is to be reaped."""
 
@@ -45,6 +50,7 @@ def nothing_left_running() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, mark)
         patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(ForkServer, "start", start_for_fleet)
         yield mark
     left = _end_all(mark)
     assert not left, f"still running: {left}"
@@ -59,6 +65,10 @@ def _end_all(mark: str) -> dict[int, str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return left
+
+
+Process = ForkedCommand | asyncio.subprocess.Process
+"""A running command."""
 
 
 @dataclass
@@ -78,17 +88,19 @@ class Outcome:
         return msgspec.convert(self.json[name], list[dict[str, object]])
 
 
-async def start(*arguments: str | Path) -> asyncio.subprocess.Process:
+async def start(*arguments: str | Path) -> Process:
     """Start `snapline …`."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "snapline", *map(str, arguments)),
+    words = [str(argument) for argument in arguments]
+    forked = None if words[0] in LAUNCHERS else await ForkedCommand.start(*words)
+    return forked or await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "snapline", *words),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
 
 
-async def ended(process: asyncio.subprocess.Process, limit_s: float = LIMIT_S) -> Outcome:
+async def ended(process: Process, limit_s: float = LIMIT_S) -> Outcome:
     """Wait for the end of a process; one that takes too long is killed, and the test fails."""
     try:
         async with asyncio.timeout(limit_s):

@@ -15,7 +15,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 
-LOOK_S = 0.03
+LOOK_S = 0.05
 """Between two looks at the coordinator."""
 
 LOG_LINES = 12

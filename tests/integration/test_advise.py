@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.processes import snapline
+from tests.integration.processes import snapline, together
 from tests.integration.running import running
 
 from snapline.protocols.advice import FleetAdvice, RunningFigures, advise, declared_mtbf
@@ -25,9 +25,10 @@ async def test_a_fleet_is_advised_from_its_own_figures(data_dir: Path, protocol:
         young = await snapline("advise", *where, "-o", "json")
         await fleet.recovered_from("h2")
         await fleet.until_more_epochs(2)
-        seen = await snapline("advise", *where, "-o", "json")
-        said = await snapline("advise", *where, "--mtbf", "24h", "-o", "json")
-        shown = await snapline("advise", *where, "-o", "table")
+        asked = ("advise", *where)
+        seen, said, shown = await together(
+            (*asked, "-o", "json"), (*asked, "--mtbf", "24h", "-o", "json"), (*asked, "-o", "table")
+        )
         stop.touch()
         await fleet.end()
     assert young.code == seen.code == said.code == shown.code == 0, (young, seen, said, shown)

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.certificates import Authority
 from tests.integration.cuts import check_bank
 from tests.integration.fleets import paced_bank
-from tests.integration.processes import LIMIT_S, Outcome, ended, snapline, start, together
+from tests.integration.processes import LIMIT_S, Outcome, Process, ended, snapline, start, together
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,9 +26,9 @@ class ByHand:
         self.stop = folder / "stop"
         self.authority = Authority(folder / "certificates")
         self.address = ""
-        self.processes: list[asyncio.subprocess.Process] = []
+        self.processes: list[Process] = []
 
-    async def start_coordinator(self) -> asyncio.subprocess.Process:
+    async def start_coordinator(self) -> Process:
         options = ("--data-dir", self.folder / "coordinator", "--store", self.store, "--hosts", "2")
         trust = self.authority.options("coordinator", "coordinator")
         process = await self.start("coordinator", "run", "--listen", "127.0.0.1:0", *options, *trust)
@@ -47,7 +47,7 @@ class ByHand:
         options = ("--coordinator", self.address, "--id", host, "--store", store or self.store, "--fleet", FLEET)
         return ("host", "run", *options, "--arg", f"stop={self.stop}", "--arg", f"agents={agents}", *trust)
 
-    async def start(self, *command: str | Path) -> asyncio.subprocess.Process:
+    async def start(self, *command: str | Path) -> Process:
         self.processes.append(await start(*command))
         return self.processes[-1]
 

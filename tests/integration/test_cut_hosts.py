@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.integration.cuts import check_bank
 from tests.integration.fleets import paced_bank
-from tests.integration.processes import LIMIT_S, ended, snapline, start
+from tests.integration.processes import LIMIT_S, Process, ended, snapline, start
 from tests.integration.proxies import Cable, free_port
 
 from snapline.coordinator.leader.hosts.partitions import CUT_NS
@@ -36,7 +36,7 @@ class CutFleet:
         self.port = free_port()
         self.cable = Cable(self.port)
         self.address = ""
-        self.processes: list[asyncio.subprocess.Process] = []
+        self.processes: list[Process] = []
 
     async def start(self) -> None:
         store = ("--store", self.folder / "store")

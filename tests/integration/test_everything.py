@@ -80,8 +80,10 @@ async def test_a_state_that_cannot_be_saved_is_refused_at_the_start(data_dir: Pa
 
 
 async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_dir: Path) -> None:
-    async with running(data_dir, "failing:spoiled", hosts=1) as fleet:
+    file = data_dir.with_name("spoil")
+    async with running(data_dir, "failing:spoiled", {"file": str(file)}, hosts=1) as fleet:
         await fleet.until_epochs(1)
+        file.touch()
         await fleet.until(lambda now: now.epochs_aborted > 0)
         created = await fleet.client.create_snapshot()
     assert not created.is_complete

@@ -13,7 +13,7 @@ from tests.integration.cuts import check_bank
 from tests.integration.fleets import paced_bank
 from tests.integration.forging import Forger
 from tests.integration.killing import HOSTS, bank_to_be_hurt
-from tests.integration.processes import LIMIT_S, ended, start
+from tests.integration.processes import LIMIT_S, Process, ended, start
 from tests.integration.running import Running
 
 from snapline.channels.servers import client_options
@@ -92,7 +92,7 @@ class Fleet:
         self.authority = Authority(folder / "certificates")
         names = ["c1", "c2", "c3"]
         self.members = dict(zip(names, choose_addresses(folder, len(names)), strict=True))
-        self.processes: list[asyncio.subprocess.Process] = []
+        self.processes: list[Process] = []
 
     async def start(self) -> None:
         peers = ",".join(f"{name}={address}" for name, address in self.members.items())

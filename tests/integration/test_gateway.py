@@ -1,13 +1,12 @@
 """The gateway as a process of its own, before a fleet of real processes: requests are answered while a host is killed."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.integration.fleets import tills
-from tests.integration.processes import LIMIT_S
+from tests.integration.processes import LIMIT_S, start
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.snapshot_reader import open_store
@@ -22,10 +21,7 @@ async def test_requests_take_effect_once_while_a_host_is_killed(data_dir: Path) 
     async with running(data_dir, "tills:fleet", {"stop": str(stop)}) as fleet:
         await fleet.until_epochs(1)
         listed = ("--serve", "till-0/Look")
-        command = [sys.executable, "-m", "snapline", "gateway", "run", "--data-dir", str(data_dir)]
-        gateway = await asyncio.create_subprocess_exec(
-            *command, *listed, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        gateway = await start("gateway", "run", "--data-dir", data_dir, *listed, "--listen", "127.0.0.1:0")
         try:
             assert gateway.stdout is not None
             address = (await asyncio.wait_for(gateway.stdout.readline(), LIMIT_S)).decode().strip()

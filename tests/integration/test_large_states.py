@@ -12,7 +12,7 @@ from tests.integration.running import running
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.storage.store.store import Store
 
-AGENTS, LAST = 4, 1500
+AGENTS, LAST = 4, 1000
 
 
 @pytest.mark.timeout(110)
@@ -23,7 +23,7 @@ AGENTS, LAST = 4, 1500
 async def test_large_states_come_back_exactly_and_are_stored_by_what_changed(data_dir: Path, protocol: str) -> None:
     arguments = {"agents": str(AGENTS), "last": str(LAST), "protocol": protocol}
     async with running(data_dir, "thinkers:fleet", arguments) as fleet:
-        await fleet.until_epochs(2)
+        await fleet.until_epochs(1)
         fleet.local.kill("h1")
         await fleet.until_recovered()
         await fleet.until_more_epochs(1)

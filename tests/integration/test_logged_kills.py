@@ -77,9 +77,9 @@ async def test_dominoes(protocol: str, data_dir: Path) -> None:
 
 async def test_the_coordinator_and_a_host_die_together(data_dir: Path) -> None:
     """What is durable is found in the store again."""
-    arguments = {"protocol": "uncoordinated", "passes": "300", "pause": "0.005"}
+    arguments = {"protocol": "uncoordinated", "passes": "200", "pause": "0.005"}
     async with running(data_dir, "snapline.examples.domino:fleet", arguments, hosts=2) as fleet:
-        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 100)
+        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 50)
         fleet.local.kill("coordinator")
         await asyncio.sleep(0.2)
         fleet.local.kill("h1")
@@ -103,9 +103,9 @@ async def test_logs_are_bounded_though_the_line_does_not_advance(data_dir: Path)
 
 
 async def test_the_line_of_a_running_fleet_is_asked_without_disturbing_it(data_dir: Path) -> None:
-    arguments = {"protocol": "uncoordinated", "passes": "500", "pause": "0.005"}
+    arguments = {"protocol": "uncoordinated", "passes": "250", "pause": "0.005"}
     async with running(data_dir, "snapline.examples.domino:fleet", arguments, hosts=2) as fleet:
-        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 200)
+        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 50)
         line = await fleet.client.recovery_line(["b0"])
         each = await fleet.client.recovery_lines()
         snapshot = await fleet.client.create_snapshot()

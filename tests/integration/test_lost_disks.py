@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.killing import bank_to_be_hurt
-from tests.integration.processes import LIMIT_S, ended, start
+from tests.integration.processes import LIMIT_S, Process, ended, start
 from tests.integration.running import Running
 
 from snapline.deploy.data_directory import choose_addresses
@@ -64,7 +64,7 @@ class Coordinators:
         self.store = folder / "store"
         names = [f"c{number}" for number in range(1, count + 1)]
         self.members = dict(zip(names, choose_addresses(folder, count), strict=True))
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, Process] = {}
 
     async def start(self, *names: str) -> None:
         peers = ",".join(f"{name}={address}" for name, address in self.members.items())

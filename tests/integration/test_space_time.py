@@ -1,7 +1,6 @@
 """The screen Space-time before a fleet of real processes: what its hosts do is seen, markers among it, and downloads are of that."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import httpx
 import pytest
 from tests.diagrams.test_scene import elements
 from tests.diagrams.test_space_time import check_shiviz, shiviz_events
-from tests.integration.processes import LIMIT_S
+from tests.integration.processes import LIMIT_S, start
 from tests.integration.running import running
 from tests.view.parsed import parse
 
@@ -20,8 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 @asynccontextmanager
 async def serving(*arguments: str) -> AsyncIterator[httpx.AsyncClient]:
     """`snapline ui serve` as a process."""
-    command = [sys.executable, "-m", "snapline", "ui", "serve", *arguments, "--listen", "127.0.0.1:0"]
-    view = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, start_new_session=True)
+    view = await start("ui", "serve", *arguments, "--listen", "127.0.0.1:0")
     try:
         assert view.stdout is not None
         address = (await asyncio.wait_for(view.stdout.readline(), LIMIT_S)).decode().strip()

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.integration.processes import LIMIT_S
+from tests.integration.processes import LIMIT_S, snapline, start
 from tests.integration.running import running
 from tests.view.parsed import parse, value_in
 
@@ -23,10 +22,7 @@ async def test_the_page_follows_a_host_that_is_killed(data_dir: Path) -> None:
     stop = data_dir.with_name("stop")
     async with running(data_dir, "paced_bank:fleet", {"stop": str(stop)}) as fleet:
         await fleet.until_epochs(1)
-        command = [sys.executable, "-m", "snapline", "ui", "serve", "--data-dir", str(data_dir)]
-        view = await asyncio.create_subprocess_exec(
-            *command, "--listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        view = await start("ui", "serve", "--data-dir", data_dir, "--listen", "127.0.0.1:0")
         try:
             assert view.stdout is not None
             address = (await asyncio.wait_for(view.stdout.readline(), LIMIT_S)).decode().strip()
@@ -37,10 +33,8 @@ async def test_the_page_follows_a_host_that_is_killed(data_dir: Path) -> None:
                 await fleet.recovered_from("h2")
                 assert await asyncio.wait_for(watching, LIMIT_S), "its second start"
                 described = (await http.get("/agents/teller-1")).text
-                top = [sys.executable, "-m", "snapline", "top", "--once", "--data-dir", str(data_dir)]
-                shown = await asyncio.create_subprocess_exec(*top, stdout=asyncio.subprocess.PIPE)
-                told = (await asyncio.wait_for(shown.communicate(), LIMIT_S))[0].decode()
-                assert shown.returncode == 0 and "9 agents on 3 of 3 hosts" in told and "paced-bank" in told
+                shown = await snapline("top", "--once", "--data-dir", data_dir)
+                assert shown.code == 0 and "9 agents on 3 of 3 hosts" in shown.out and "paced-bank" in shown.out
                 assert "paced_bank:PacedTeller" in described and "incarnation 2" in described
         finally:
             view.terminate()
@@ -69,9 +63,8 @@ async def test_a_file_holds_what_a_running_fleet_says(data_dir: Path) -> None:
         created = await fleet.client.create_snapshot()
         Holds(Store.open(str(data_dir / STORE_FOLDER)), now_s=time.time).pin(created.epoch)  # newer ones do not end it
         saved: Any = await fleet.client.read_snapshots("show", str(created.epoch))
-        command = [sys.executable, "-m", "snapline", "ui", "export", str(file), "--data-dir", str(data_dir)]
-        exporting = await asyncio.create_subprocess_exec(*command, "--snapshot", str(created.epoch))
-        assert await asyncio.wait_for(exporting.wait(), LIMIT_S) == 0
+        exporting = await snapline("ui", "export", file, "--data-dir", data_dir, "--snapshot", str(created.epoch))
+        assert exporting.code == 0, exporting.err
         stop.touch()
         await fleet.end()
     page = parse(file.read_text())
@@ -88,10 +81,10 @@ async def test_a_file_holds_what_a_running_fleet_says(data_dir: Path) -> None:
     assert len(page.find("details", id="recovery-each-table")[0].find("tbody")[0].child("tr")) == 9 + 3
 
 
-async def test_reports_are_shown_without_a_fleet(tmp_path: Path) -> None:
+async def test_reports_are_shown_without_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    command = [sys.executable, "-m", "snapline", "ui", "serve", "--reports", "runs", "--listen", "127.0.0.1:0"]
-    view = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    view = await start("ui", "serve", "--reports", "runs", "--listen", "127.0.0.1:0")
     try:
         assert view.stdout is not None
         address = (await asyncio.wait_for(view.stdout.readline(), LIMIT_S)).decode().strip()

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from tests.integration.processes import LIMIT_S
 from tests.integration.running import LOOK_S, Running
+from tests.kit.fork_server import ForkedCommand
 
 from snapline.messages.status import FleetStatus
 
@@ -34,7 +34,7 @@ class Program:
         self._serves = serves
         self.address = ""
         self.text = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ForkedCommand | None = None
         self._port = "0"
 
     async def start(self) -> None:
@@ -46,11 +46,8 @@ class Program:
     async def _starts(self) -> bool:
         where = self._port if self._serves == "--port" else f"127.0.0.1:{self._port}"
         options = [self._serves, where] if self._serves else []
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *self._arguments, *options),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        self._process = await ForkedCommand.start("-m", *self._arguments, *options)
+        assert self._process is not None
         if not self._serves:
             return True
         assert self._process.stdout is not None

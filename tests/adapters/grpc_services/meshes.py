@@ -1,9 +1,7 @@
 """Processes of a mesh of plain gRPC services under a test's hands, and what their cuts hold."""
 
-import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +10,7 @@ import grpc
 import msgspec
 from tests.adapters.grpc_services.bank_fleets import PROTO, TILLS
 from tests.integration.running import is_at, until_status
+from tests.kit.fork_server import ForkedCommand
 
 from snapline import open_store
 from snapline.messages.coordinator_client import CoordinatorClient
@@ -51,7 +50,7 @@ class KilledMesh:
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
         self._data, self._hosts = folder / "coordinator", hosts
         self._service, self._fleet = service, fleet
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, ForkedCommand] = {}
 
     async def __aenter__(self) -> Self:
         for name in ["coordinator", *self.addresses, *self._hosts]:
@@ -79,7 +78,7 @@ class KilledMesh:
             "--hosts",
             str(len(self.addresses) + len(self._hosts)),
         ]
-        arguments = ["-m", "snapline", "coordinator", "run", "--listen", self.coordinator, *where]
+        arguments = ["coordinator", "run", "--listen", self.coordinator, *where]
         if name in self._hosts:
             where = [
                 "--id",
@@ -89,14 +88,14 @@ class KilledMesh:
                 "--store",
                 str(self.store),
             ]
-            arguments = ["-m", "snapline", "host", "run", "--coordinator", self.coordinator, *where]
+            arguments = ["host", "run", "--coordinator", self.coordinator, *where]
         elif name != "coordinator":
             places = [f"{each}={address}" for each, address in self.addresses.items()]
             arguments = ["-m", self._service, name, self.coordinator, str(self.store), str(self.stop), *places]
         with (self._logs / f"{name}.log").open("ab") as log:
-            self._processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            started = ForkedCommand.start_logged(log, *arguments)
+        assert started is not None
+        self._processes[name] = started
 
     async def kill(self, *names: str) -> None:
         """SIGKILL, and start again."""

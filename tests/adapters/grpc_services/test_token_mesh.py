@@ -13,7 +13,10 @@ from tests.integration.processes import nothing_left_running
 THREADED = "tests.adapters.grpc_services.threaded_bank"
 
 ROUNDS = [2, pytest.param(12, marks=pytest.mark.slow)]
-"""In each some processes are killed, and ten snapshots complete before and after."""
+"""In each some processes are killed."""
+
+SNAPSHOTS = 6
+"""That complete before the first round, and in each."""
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio, pytest.mark.parametrize("rounds", ROUNDS)]
 
@@ -29,11 +32,11 @@ async def killed(mesh: KilledMesh, names: Sequence[str], rounds: int) -> dict[in
     """Kill some of these again and again, then let all calls end; returns all cuts, the last one quiet."""
     chance = random.Random(3)
     seen: dict[int, CutOfBanks] = {}
-    status = await mesh.until(10)
+    status = await mesh.until(SNAPSHOTS)
     for _ in range(rounds):
         seen |= cuts_of(mesh.store, mesh.addresses, seen)
         await mesh.kill(*chance.sample(names, chance.choice([1, 1, 2])))
-        status = await mesh.until(status.epochs_completed + 10, status.plan + 1)
+        status = await mesh.until(status.epochs_completed + SNAPSHOTS, status.plan + 1)
     mesh.stop.touch()
     async with asyncio.timeout(60):
         while not seen or not seen[max(seen)].is_quiet():
@@ -48,7 +51,7 @@ async def test_every_cut_has_every_token_while_services_are_killed(tmp_path: Pat
         async with KilledMesh(tmp_path, names) as mesh:
             cuts = await killed(mesh, names, rounds)
     check(cuts, TOKENS * len(names))
-    assert len(cuts) >= 10 * (rounds + 1)
+    assert len(cuts) >= SNAPSHOTS * (rounds + 1)
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 
@@ -60,7 +63,7 @@ async def test_every_cut_has_every_token_where_services_have_threads(tmp_path: P
         async with KilledMesh(tmp_path, names, service=THREADED) as mesh:
             cuts = await killed(mesh, names, rounds)
     check(cuts, TOKENS * len(names))
-    assert len(cuts) >= 10 * (rounds + 1)
+    assert len(cuts) >= SNAPSHOTS * (rounds + 1)
     assert sum(cuts[max(cuts)].kept.values()) == TOKENS * len(names)
 
 

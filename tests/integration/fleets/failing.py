@@ -1,5 +1,6 @@
 """Fleets with something wrong in them."""
 
+import os
 import threading
 from typing import Any
 
@@ -39,9 +40,16 @@ class Repenter(snapline.Agent):
 
 
 class Spoiler(Repenter):
-    """The same, but it keeps what it did."""
+    """The same once there is a file, but it keeps what it did."""
 
     on_error = "keep"
+
+    @snapline.handler
+    async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        if os.path.exists(self.state.value):
+            self.state.value = threading.Lock()
+        else:
+            ctx.set_timer("go", 0.05, Go())
 
 
 class Fragile(snapline.Agent):
@@ -76,7 +84,14 @@ class Step(snapline.Message):
 TRIGGERS = [snapline.Every(seconds=0.2)]
 
 unsavable = snapline.Fleet("unsavable", agents={"holder": Holder(Anything(value=threading.Lock()))}, triggers=TRIGGERS)
-spoiled = snapline.Fleet("spoiled", agents={"spoiler": Spoiler(Anything())}, triggers=TRIGGERS, epoch_timeout_s=5.0)
+
+
+def spoiled(file: str) -> snapline.Fleet:
+    """It is spoiled as soon as there is this file."""
+    agents = {"spoiler": Spoiler(Anything(value=file))}
+    return snapline.Fleet("spoiled", agents=agents, triggers=TRIGGERS, epoch_timeout_s=5.0)
+
+
 undone = snapline.Fleet("undone", agents={"repenter": Repenter(Anything())}, triggers=TRIGGERS, epoch_timeout_s=5.0)
 fragile = snapline.Fleet(
     "fragile", agents={"fragile": Fragile(Anything())}, triggers=TRIGGERS, stop_when=lambda cut: cut.is_quiet

@@ -13,7 +13,7 @@ import msgspec
 import snapline
 from snapline.examples.bank import Account, Tokens
 
-THOUGHT_S = 0.06
+THOUGHT_S = 0.12
 """Longer than it takes until the next transfer comes to it: some wait in its mailbox nearly always, for a cut to find."""
 
 
@@ -98,7 +98,7 @@ def fleet(
     stop: str,
     agents: str = "9",
     tokens: str = "50",
-    lines: str = "3",
+    lines: str = "2",
     delay: str = "0.1",
     period: str = "0.2",
     nap: str = "0",
