@@ -99,9 +99,17 @@ def check(found: World) -> None:
     assert len(intents) == len(set(intents)), "and each is said once"
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_what_was_done_outside_is_what_the_standing_history_says(seed: int) -> None:
-    check(world(seed))
+def test_what_was_done_outside_is_what_the_standing_history_says() -> None:
+    """The worlds crash in the middle of effects and sagas: some calls are repeated."""
+    repeated = 0
+    for seed in range(20):
+        found = world(seed)
+        try:
+            check(found)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        repeated += len(found.service.calls) - len(found.service.does)
+    assert repeated > 20
 
 
 def test_without_crashes_each_is_called_once() -> None:
@@ -109,12 +117,6 @@ def test_without_crashes_each_is_called_once() -> None:
     check(found)
     lost = ["c/a/" + record.key for record in found.released if record.stage == "failed"]
     assert len([key for key in found.service.calls if key not in lost]) == len(found.service.does) - 1
-
-
-def test_the_worlds_crash_in_the_middle_of_effects_and_sagas() -> None:
-    """Or the test above says nothing."""
-    repeated = sum([len(found.service.calls) - len(found.service.does) for found in map(world, range(20))])
-    assert repeated > 20
 
 
 # ---- what may not be repeated ---------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def check_asked(found: World) -> None:
     assert found.turns.object_of("a").state.trips == [f"receipt of {what}" for what in wanted]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_with_a_probe_a_service_that_ignores_keys_is_asked_first(seed: int) -> None:
     check_asked(asked(seed))
 

@@ -74,7 +74,7 @@ dtypes = st.one_of(
 shapes = array_st.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(array=array_st.arrays(dtypes, shapes), flip=st.booleans())
 def test_arrays_of_every_number_type_come_back_whole(array: Any, flip: bool) -> None:
     if flip and array.ndim:

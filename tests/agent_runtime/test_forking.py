@@ -194,7 +194,7 @@ PLACES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_fork_differs_from_its_snapshot_by_what_was_set_alone(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -4,7 +4,7 @@ A world that lets one of these pass would not notice the real thing either.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -329,7 +329,9 @@ NEAR: dict[Callable[[Patch], None], int] = {
     epochs_before_a_link_wait_for_its_marker: 6,
     who_is_held_stays_held: 2,
 }
-"""Seeds that find these; all others are found by one of the first two."""
+"""Seeds that find these; all others are found by one of the first three."""
+
+SEEDS = (0, 1, 2, *dict.fromkeys(seed for seed in NEAR.values() if seed > 2))
 
 
 def narrow(patch: Patch) -> None:
@@ -338,7 +340,7 @@ def narrow(patch: Patch) -> None:
         patch.setattr(module, "CHANNEL_CREDIT", 4)
 
 
-def found_by(seeds: range) -> int | None:
+def found_by(seeds: Iterable[int]) -> int | None:
     """The first seed that notices."""
     for seed in seeds:
         try:
@@ -372,4 +374,4 @@ def test_a_rare_mutant_is_found(mutant: Callable[[Patch], None], monkeypatch: Pa
 
 def test_without_a_mutant_the_same_seeds_pass(monkeypatch: Patch) -> None:
     narrow(monkeypatch)
-    assert found_by(range(SEEDS_MAX)) is None
+    assert found_by(SEEDS) is None

@@ -293,7 +293,7 @@ def play(host: Host, steps: list[Step]) -> None:
             host.delete(min(host.complete))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_whatever_happens_states_come_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]

@@ -149,7 +149,7 @@ OPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ops=OPS)
 def test_looking_at_what_is_new_finds_what_looking_at_all_finds(ops: list[Op]) -> None:
     found = Script().play(ops)

@@ -157,7 +157,9 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     return told
 
 
-@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds", [range(3, 5), pytest.param(range(5, 40), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize(
     "protocol", [UNCOORDINATED, "bcs", *[pytest.param(each, marks=pytest.mark.slow) for each in ("fdas", "cas")]]
 )

@@ -3,12 +3,11 @@
 import asyncio
 import contextvars
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.forked_process import run_forked
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
@@ -69,8 +68,8 @@ asyncio.run(main())
 def left_by(path: Path, body: str, payload: bytes = GO) -> list[tuple[str, str, str, bool]]:
     """What a process has left that runs `body` and dies."""
     program = DYING.format(body=body.strip().replace("\n", "\n    "), size=len(payload))
-    run = subprocess.run([sys.executable, "-c", program, str(path)], check=False, capture_output=True, timeout=60)
-    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
+    run = run_forked(program, str(path))
+    assert run.returncode == -signal.SIGKILL, run.stderr
     instance, died_in = read_marks(path)
     assert instance == ("run-1" if died_in else "")
     for death in died_in:

@@ -111,7 +111,8 @@ class Side:
         world = self.world
         commands = self.core.handle(world.now_ns, event)
         self.core.validate()
-        world.trace.append((world.now_ns, self.name, type(event).__name__, hash(self.core.freeze())))
+        if world.is_traced:
+            world.trace.append((world.now_ns, self.name, type(event).__name__, hash(self.core.freeze())))
         for command in commands:
             self.carry_out(command)
         if isinstance(event, FrameReceived):
@@ -260,13 +261,16 @@ class Stream:
 
 
 class World(VirtualTime):
-    """Two sides, one stream at a time."""
+    """Two sides, one stream at a time. `trace`: the events and states of both, if `is_traced`, which takes most of the time."""
 
-    def __init__(self, seed: int, *, work: Workload | None = None, faults: Faults | None = None) -> None:
+    def __init__(
+        self, seed: int, *, work: Workload | None = None, faults: Faults | None = None, is_traced: bool = False
+    ) -> None:
         super().__init__()
         self.random = random.Random(seed)
         self.work = work or Workload()
         self.faults = faults or Faults()
+        self.is_traced = is_traced
         self.trace: list[tuple[int, str, str, int]] = []
         self.trouble: list[str] = []
         self.delivered = 0

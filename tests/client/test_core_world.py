@@ -10,7 +10,8 @@ from snapline.client import client_events as ev
 from snapline.client.core import ClientCore
 from snapline.client.queues import AgentQueue, AgentQueues, Entry
 
-SEEDS = range(50)
+SEEDS = (*range(12), 30)
+"""In the last one an agent has stopped, which refuses what is sent to it."""
 
 
 def test_every_send_ends_as_the_books_say_and_in_order() -> None:

@@ -19,7 +19,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 MINUTE = 60 * SECOND
 
-STEPS_MAX = 50_000
+STEPS_MAX = 10_000
 """Of one run, which takes some hundred."""
 HOSTS = ("h1", "h2", "h3")
 

@@ -130,6 +130,7 @@ class Bench(LeaderObserver):
     def start_leader(self, client: str = "leader") -> None:
         """A new leader on the same log; all streams are gone."""
         self.state = FleetState.restore(self.state.freeze())
+        self.state.validate()
         self.core = LeaderCore(
             self.state,
             msgspec.structs.replace(self.options, client=client),
@@ -147,7 +148,6 @@ class Bench(LeaderObserver):
     def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
-            self.state.validate()
 
     def command_issued(self, command: ev.Command) -> None:
         self.commands.append(command)
@@ -207,6 +207,7 @@ class Bench(LeaderObserver):
             self._calls.append(partial(ended, outcomes.pop(0)))
         else:
             result = self.state.apply(op.decode_operation(entry))
+            self.state.validate()
             self.log.append(command.kind)
             self._calls.append(partial(ended, Committed(result)))
 

@@ -53,12 +53,12 @@ def _live(seed: int) -> tuple[int, int, int, int]:
 
 
 def test_epochs_hold_exactly_the_messages_in_transit() -> None:
-    totals = [_live(seed) for seed in range(60)]
+    totals = [_live(seed) for seed in range(20)]
     lines, in_transit, unborn, several = [sum(column) for column in zip(*totals, strict=True)]
-    assert lines > 150
-    assert in_transit > 500, "channel states are not empty"
-    assert unborn > 20, "agents are unborn"
-    assert several > 50, "agents have several checkpoints in a pack"
+    assert lines > 50
+    assert in_transit > 150, "channel states are not empty"
+    assert unborn > 6, "agents are unborn"
+    assert several > 15, "agents have several checkpoints in a pack"
 
 
 @pytest.mark.slow

@@ -234,8 +234,14 @@ MUTANTS: list[Patch] = [
 ]
 
 
-FIRST_SEEDS = {"any_line_will_do": 140, "the_line_is_forgotten": 215}
-"""Where not the first: one execution in some hundred finds them."""
+FIRST_SEEDS = {
+    "a_new_leader_publishes_nothing": 14,
+    "any_line_will_do": 155,
+    "condemned_epochs_are_lines": 10,
+    "incarnations_stay": 36,
+    "the_line_is_forgotten": 215,
+}
+"""Where not one of the first: one execution in some hundred finds the rarest."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

@@ -155,7 +155,7 @@ def test_names() -> None:
 STEPS = st.lists(st.one_of(st.floats(0.1, 4.0), st.just("epoch"), st.just("leader")), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=STEPS, rpo_s=st.floats(0.5, 6.0))
 def test_the_work_at_risk_is_that_of_the_state_by_the_wall_clock(steps: list[float | str], rpo_s: float) -> None:
     """The core has no wall clock: what it says agrees with what `status` says, but for the moment between two looks."""

@@ -123,7 +123,7 @@ def _check_log(world: World) -> None:
     assert again.freeze() == world.state.freeze()
 
 
-@pytest.mark.parametrize("batch", [*range(3), *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(3, 6))])
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, 6))])
 def test_random_executions_keep_every_rule_and_recover(batch: int) -> None:
     worlds = [execute(seed) for seed in range(batch * 50, batch * 50 + 50)]
     # Against vacuity: the faults did what they should.
@@ -136,8 +136,8 @@ def test_random_executions_keep_every_rule_and_recover(batch: int) -> None:
 @pytest.mark.parametrize("batch", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_executions_in_which_the_fleet_is_taken_back_keep_every_rule(batch: int) -> None:
     """Beside all faults: epochs that became void are never a line again, and each word is answered by whoever lives to do so."""
-    worlds = [execute(seed, goes_back=True) for seed in range(500 + batch * 60, 560 + batch * 60)]
-    assert sum(len(world.voided) for world in worlds) > 20
+    worlds = [execute(seed, goes_back=True) for seed in range(500 + batch * 20, 520 + batch * 20)]
+    assert sum(len(world.voided) for world in worlds) > 6
     assert any(answer.refused for world in worlds for answer in world.restores)
     assert all(world.state.newest_complete() not in world.voided for world in worlds)
 

@@ -299,7 +299,7 @@ class FleetWorld:
             if host.directives:
                 found.append(lambda host=host: host.feed(host.directives.popleft()))  # type: ignore[misc]
             found.append(lambda host=host: host.feed(ev.BatchEnded()))  # type: ignore[misc]
-            if host.core.wakeup_ns is not None and host.core.wakeup_ns <= self.now_ns:
+            if host.wakeup_ns is not None and host.wakeup_ns <= self.now_ns:
                 found.append(lambda host=host: host.feed(ev.TimerFired()))  # type: ignore[misc]
             found.extend(self.streams.dials(host))
         found.extend(self.streams.actions())
@@ -312,7 +312,7 @@ class FleetWorld:
         self.now_ns += STEP_NS
         self.random.choice(self.actions())()
 
-    def settle(self, steps: int = 50_000) -> bool:
+    def settle(self, steps: int = 20_000) -> bool:
         """Run without faults until nothing is left to do; returns whether that came within `steps`: sound fleets need 10,000."""
         idle = 0
         turns = self._turns()

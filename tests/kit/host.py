@@ -40,6 +40,7 @@ class Host:
         directives: words of the coordinator that it has not heard yet.
         captures: by epoch, what was captured and is not stored. writing: checkpoints that are not durable yet.
         frozen: what it says when all of `writing` is durable.
+        wakeup_ns: that of the core, which only events change.
     """
 
     def __init__(self, world: "FleetWorld", name: str, start: int) -> None:
@@ -57,10 +58,12 @@ class Host:
         self.dialled: dict[str, int] = {}
         self.directives: deque[ev.Heard] = deque()
         self.frame: Frame | None = None
+        self.wakeup_ns = self.core.wakeup_ns
 
     def feed(self, event: ev.Heard) -> None:
         for command in self.core.handle(self.world.now_ns, event):
             self._carry(command)
+        self.wakeup_ns = self.core.wakeup_ns
 
     def run_turn(self) -> None:
         ended = self.turns.run(self.queue.popleft())

@@ -442,18 +442,22 @@ DELTA_FAULTS: list[RuleType] = [
 
 @pytest.mark.parametrize("rule_type", DELTA_FAULTS)
 def test_states_show_spoiled_deltas(rule_type: RuleType) -> None:
-    assert any(deltas_are_spoiled(rule_type, script) for script in repetitive_scripts(1_200))
+    assert any(deltas_are_spoiled(rule_type, script) for script in repetitive_scripts())
 
 
 @pytest.mark.parametrize("name", ["hmnr", "fdas", "fdi", "bhmr"])
 def test_deltas_leave_the_states_that_absolute_piggybacks_leave(name: str) -> None:
-    assert not any(deltas_are_spoiled(RULES[name], script) for script in repetitive_scripts(1_200))
+    assert not any(deltas_are_spoiled(RULES[name], script) for script in repetitive_scripts())
 
 
-def repetitive_scripts(count: int) -> Iterator[Script]:
+REPETITIVE_SEEDS = (262, 808, *range(60))
+"""The first two find `BhmrSilentOnMerges` and `HmnrSilentOnGreater`, all others are found by one of the next twenty."""
+
+
+def repetitive_scripts() -> Iterator[Script]:
     """Few agents, so that many messages have a predecessor on their channel, to which the delta is relative."""
     yield parse("b! b! a>b b>d a>c c! c>b b>d")  # between b's messages to d, `taken |=` alone changes anything
-    for seed in range(count):
+    for seed in REPETITIVE_SEEDS:
         yield random_script(
             Random(seed), agents=2 + seed % 3, steps=40, basic=(0.02, 0.1)[seed % 2], in_turns=seed % 3 == 0
         )

@@ -19,7 +19,7 @@ from snapline.protocols.rules import RULES, make_rule, restore_rule
 
 INDUCED = [name for name in RULES if name != "uncoordinated"]
 RDT = ["fdas", "fdi", "bhmr", "nras", "cbr", "cas"]
-EXECUTIONS, EXECUTIONS_SLOW = 60, 1_200
+EXECUTIONS, EXECUTIONS_SLOW = 30, 1_200
 STEPS, RECOVERY = 220, 0.02
 
 

@@ -26,7 +26,7 @@ from snapline.protocols.koo_toueg import (
     TimedOut,
 )
 
-ROUNDS, ROUNDS_SLOW = 2_400, 60_000
+ROUNDS, ROUNDS_SLOW = 800, 60_000
 ROUNDS_PER_EXECUTION = 12
 
 Ids = dict[str, tuple[int, ...]]

@@ -85,7 +85,7 @@ def test_by_hand_is_due_only_when_asked() -> None:
 
 
 @given(policies, st.integers(0, 10**18))
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_nothing_is_due_while_nothing_has_happened(policy: Policy, now_ns: int) -> None:
     """Even when asked: the checkpoint would equal the last one. The wish is not forgotten."""
     clock = PolicyClock(policy, "a")
@@ -106,7 +106,7 @@ def test_any_of_several_makes_it_due() -> None:
 
 
 @given(policies, st.integers(0, 2**32))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=100)
 def test_a_clock_agrees_with_the_words_of_its_policy(policy: Policy, seed: int) -> None:
     check_clock(PolicyClock, policy, Random(seed))
 
@@ -377,7 +377,7 @@ def test_policies_are_written_plainly(policy: Policy, text: str) -> None:
 
 
 @given(policies)
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=100)
 def test_text_and_encoding_keep_a_policy_to_the_last_bit(policy: Policy) -> None:
     assert parse_policy(format_policy(policy)) == policy
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(policy), type=Policy) == policy

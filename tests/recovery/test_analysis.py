@@ -162,7 +162,7 @@ def ordinals_of_forced(trace: Trace, *, after_sends: bool) -> dict[str, list[int
 def test_every_protocol_on_random_executions(protocol: str, is_fifo: bool) -> None:
     """Nothing but forced checkpoints changes; those decided are where they are said to be; G6 holds for what comes out."""
     useless = dependencies = 0
-    for seed in range(80):
+    for seed in range(40):
         source = random.Random(seed)
         trace = random_trace(
             source, source.randint(1, 6), source.randint(0, 90), source.choice((0.1, 0.3)), is_fifo=is_fifo

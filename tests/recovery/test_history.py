@@ -1,6 +1,6 @@
 """The coordinator's view of dependency records: single answers, vectors, random fleets against the oracles."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import pytest
@@ -293,7 +293,7 @@ def test_a_leader_builds_the_history_from_full_records_of_what_the_store_keeps()
 # -- many at once -----------------------------------------------------------------------------------------------------
 
 
-def check_random_fleets(seeds: range) -> None:
+def check_random_fleets(seeds: Sequence[int]) -> None:
     coverage: dict[str, int] = {}
     for seed in seeds:
         try:
@@ -308,7 +308,7 @@ def check_random_fleets(seeds: range) -> None:
 
 def test_random_fleets() -> None:
     """G5 and G7: all answers, at any time, against oracles on events; recoveries in the middle, reports late."""
-    check_random_fleets(range(600))
+    check_random_fleets((*range(150), 192, 552))
 
 
 @pytest.mark.slow
@@ -342,7 +342,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("is_domino", [True, False])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_total_line_kept_up_to_date_is_the_one_computed_anew(seed: int, is_domino: bool) -> None:
     """Larger fleets than the oracles can check, where reasons to be blocked form deep forests."""
     traffic = Traffic(Random(seed), 12)

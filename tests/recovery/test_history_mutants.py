@@ -22,18 +22,19 @@ from snapline.recovery.dependency_records import (
     single_failures,
 )
 
-SEEDS = 600
+SEEDS = (*range(100), 192, 552)
+"""The last two find what the others do not: `OnlyTheFirstCheckpointOfAClimbCounts` and `WhatIsKnownIsTakenForTheState`."""
 
 
 def assert_is_caught(make: type[FleetHistory] = FleetHistory, *, is_exact: bool = False, about: str = ".") -> None:
     """Some random fleet comes to a wrong answer, for the reason `about`."""
     with pytest.raises((AssertionError, ProtocolError, UsageError), match=about):
-        for seed in range(SEEDS):
+        for seed in SEEDS:
             execute(seed, make, is_exact=is_exact)
 
 
 def test_nothing_is_caught_without_a_mutant() -> None:
-    for seed in range(SEEDS // 2):
+    for seed in SEEDS:
         execute(seed, is_exact=False)
 
 

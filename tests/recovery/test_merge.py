@@ -182,29 +182,28 @@ PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, "bcs", "hmnr", "fdas")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("is_lossy", [False, True])
-def test_the_merged_trace_is_the_execution_that_happened(protocol: str, is_lossy: bool) -> None:
-    """Agent by agent, and in all that the analysis says; clocks of the hosts are seconds apart."""
+def test_the_merged_trace_is_the_execution_that_happened(protocol: str) -> None:
+    """Agent by agent, and in all that the analysis says; clocks of the hosts are seconds apart. Files are whole, or lack their ends."""
     seen: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(4):
         world = play(seed, protocol)
-        files = files_of(world, is_lossy=is_lossy)
-        merged = merge_traces(files)
-        assert not merged.omitted, (protocol, seed)
-        got = check_equal(world, merged)
+        whole = files_of(world, is_lossy=False)
+        for files in (whole, files_of(world, is_lossy=True)):
+            merged = merge_traces(files)
+            assert not merged.omitted, (protocol, seed)
+            got = check_equal(world, merged)
         seen["recoveries"] += sum(isinstance(item, Recovery) for item in merged.items)
         seen["files"] += len(files) - len(world.names)
-        seen["lost"] += sum(map(len, files_of(world, is_lossy=False).values())) - sum(map(len, files.values()))
+        seen["lost"] += sum(map(len, whole.values())) - sum(map(len, files.values()))
         seen["again"] += sum(is_later(event.message) for event in got.events if isinstance(event, MessageSent))
-    assert seen["recoveries"] > 5 and seen["files"] > 5 and seen["again"] > 5, seen
-    assert (seen["lost"] > 10) == is_lossy, seen
+    assert seen["recoveries"] > 5 and seen["files"] > 5 and seen["again"] > 5 and seen["lost"] > 10, seen
 
 
 @pytest.mark.parametrize("protocol", [CHANDY_LAMPORT, "hmnr"])
 def test_a_sampled_trace_is_the_execution_of_the_sampled_messages(protocol: str) -> None:
     """But for agents whose creation is undone and whose creating message is not in the sample: nothing tells of that."""
     messages = 0
-    for seed in range(6):
+    for seed in range(3):
         world = play(seed, protocol, trace_every=3)
         merged = merge_traces(files_of(world, is_lossy=True))
         expected, got = truth(world), read(merged)
@@ -212,7 +211,7 @@ def test_a_sampled_trace_is_the_execution_of_the_sampled_messages(protocol: str)
             own = [[event for event in each.events if event.agent == agent] for each in (expected, got)]
             assert own[0] == own[1], (seed, agent)
         messages += sum(isinstance(event, MessageReceived) for event in got.events)
-    assert messages > 50
+    assert messages > 25
 
 
 def is_later(message: str) -> bool:

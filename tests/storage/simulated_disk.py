@@ -157,6 +157,10 @@ class SimulatedDisk:
         """Return a disk with the same files, everything durable."""
         return _disk_of({path: node.data if node else None for path, node in self.nodes.items()})
 
+    def fingerprint(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Return all that a reader can see: disks with the same fingerprint cannot be told apart."""
+        return tuple(sorted((path, node.data if node else None) for path, node in self.nodes.items()))
+
     def images(self) -> Iterator["SimulatedDisk"]:
         """Yield a disk for each state that a crash now may leave."""
         # Temporary names are never synced: the old ones stand or fall together, or there would be too many images.

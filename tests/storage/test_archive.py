@@ -223,7 +223,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     path = export(make_source({1: {"a": [1]}}), tmp_path, (1,))
     data = path.read_bytes()
     for place in range(len(data)):
-        if place % 23 == 0 or place % 512 in (0, 100, 124, 148, 156, 157, 257, 345):
+        if place % 97 == 0 or place % 512 in (0, 100, 124, 148, 156, 157, 257, 345):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
             expect_damage(path)
 

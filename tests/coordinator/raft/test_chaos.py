@@ -90,7 +90,7 @@ async def test_one_kill_of_the_leader_and_one_of_all(tmp_path: Path) -> None:
 async def test_replicas_that_do_not_sync_are_found_out(tmp_path: Path) -> None:
     """So the chaos can fail: what only the memory of processes holds is gone when all are killed."""
     with nothing_left_running():
-        async with replicas(tmp_path, compaction_entries=10_000, is_durable=False) as made:
+        async with replicas(tmp_path, 1, compaction_entries=10_000, is_durable=False) as made:
             clients = clients_of(made, 2)
             await asyncio.gather(*[client.write("x", ("add", 1)) for client in clients])
             assert all(client.acked for client in clients)

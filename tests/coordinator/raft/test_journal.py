@@ -155,7 +155,7 @@ class ListModel(RuleBasedStateMachine):
         assert self.journal.size_bytes == sum(len(entry[0]) for entry in self.visible + self.aside)
 
 
-ListModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+ListModel.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
 test_it_equals_a_list = ListModel.TestCase
 
 

@@ -261,7 +261,7 @@ def _has(follower: Follower, held: Held) -> bool:
 def test_every_crash_leaves_what_the_replica_answered_for() -> None:
     recording = record()
     assert sum(op.kind == "rename" for op in recording.ops) >= 4, "dumps of its own and the leader's"
-    assert not violations(recording, power_cuts=3)
+    assert not violations(recording, power_cuts=1)
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_the_crash_test_finds_a_replica_that_forgets(mutant: str, monkeypatch: p
         monkeypatch.setattr("snapline.coordinator.raft.durability.sync_folder", lambda path: None)
     recording = record()
     monkeypatch.undo()
-    assert violations(recording, power_cuts=2, step=2)
+    assert violations(recording, power_cuts=1, step=2)
 
 
 def _later(path: Path, pieces: list[bytes], *, point: str) -> None:

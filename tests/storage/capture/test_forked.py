@@ -127,7 +127,7 @@ def test_closed_and_dropped_images_leave_no_child() -> None:
     assert is_killed_by(lambda image: image.close())
     image = fork_capture(wait_for_ever, timeout_s=WAIT_S)
     del image
-    gc.collect()
+    gc.collect(1)
 
 
 def test_cancelled_capture_fails_in_the_thread_that_waits() -> None:

@@ -61,7 +61,7 @@ def edit(target: Any, step: tuple[Any, ...]) -> object:
     raise AssertionError(step)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(edits, max_size=30))
 def test_does_to_itself_what_a_list_does(steps: list[tuple[Any, ...]]) -> None:
     history: History[Any] = History()
@@ -87,7 +87,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(actions, max_size=60), st.sampled_from([64, 400, 256 * 1024]))
 def test_any_capture_gives_the_list_whatever_became_of_those_before(steps: list[Any], target_bytes: int) -> None:
     """A base may be any complete checkpoint, or none; others were aborted; agents go back to earlier ones."""

@@ -80,7 +80,7 @@ def test_a_record_of_another_type_is_named() -> None:
         restore_content(ONE, 1, Message | Other)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.binary(max_size=24)), max_size=5), st.integers(0, 3))
 def test_no_bytes_make_it_fail_otherwise(operations: list[tuple[int, bytes]], cut: int) -> None:
     content = b"".join(operation(code, body) for code, body in [(1, b"\x93\x01\x02\x03"), *operations])

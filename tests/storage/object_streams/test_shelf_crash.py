@@ -1,11 +1,10 @@
 """Crashes and disk errors at every call of a shelf's life: what was acknowledged is there, and each change is whole or absent."""
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.forked_process import run_forked
 from tests.storage.object_streams.making import PATH, contents, open_object_stream, remove, save
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
@@ -150,8 +149,7 @@ for number in range(5):
 )
 def test_a_killed_process_leaves_what_it_acknowledged(tmp_path: Path, point: str, time: int) -> None:
     store = Store.create(tmp_path / "store")
-    command = [sys.executable, "-c", KILLED, store.location, point, str(time)]
-    done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+    done = run_forked(KILLED, store.location, point, str(time))
     assert done.returncode == -9, done.stderr
     acknowledged = [line for line in done.stdout.split()]
     object_stream = ObjectStream.open(store, "play")

@@ -68,6 +68,10 @@ class Life:
         store.acknowledge_outputs("c1", cursor, now_ns=0)
         self.place = cursor
 
+    @property
+    def promises(self) -> tuple[object, ...]:
+        return self.is_created, frozenset(self.kept), self.place
+
     def check(self, image: SimulatedDisk) -> None:
         try:
             store = Store.open("simulated", disk=image, keys=self.keys)
@@ -87,8 +91,9 @@ class Life:
 
 
 def crash_everywhere(*, has_unnamed_files: bool = True, keys: Keys | None = None) -> int:
-    """Crash before each call, and check every image; return how many there were."""
+    """Crash before each call, and check every image once; return how many there were."""
     images = 0
+    checked = set()
     for moment in range(1000):
         disk = SimulatedDisk(has_unnamed_files=has_unnamed_files)
         disk.crash_after = moment
@@ -101,7 +106,10 @@ def crash_everywhere(*, has_unnamed_files: bool = True, keys: Keys | None = None
             return images
         for image in disk.images():
             images += 1
-            life.check(image)
+            seen = image.fingerprint(), life.promises
+            if seen not in checked:
+                checked.add(seen)
+                life.check(image)
     raise AssertionError("too many calls")
 
 

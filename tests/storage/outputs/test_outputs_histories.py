@@ -142,14 +142,14 @@ def live(script: list[tuple[object, ...]], *, deletes: bool) -> None:
 
 
 @given(script=steps, deletes=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_reader_has_what_the_one_history_has_emitted(script: list[tuple[object, ...]], deletes: bool) -> None:
     """Also where what all readers have acknowledged is deleted on the way."""
     live(script, deletes=deletes)
 
 
 @given(script=steps, deletes=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_parts_make_no_difference(script: list[tuple[object, ...]], deletes: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "PART_BYTES", 1)
@@ -157,7 +157,7 @@ def test_parts_make_no_difference(script: list[tuple[object, ...]], deletes: boo
 
 
 @given(script=steps, oldest=st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_who_comes_back_after_old_outputs_went_misses_nothing_or_is_told(
     script: list[tuple[object, ...]], oldest: int
 ) -> None:
