@@ -1,38 +1,39 @@
 """The leader core makes all decisions of the coordinator and holds no state that must survive a leader.
 
-Theory of operation. The replicated state (`fleet_state.py`) holds agreed facts; this core holds work in progress: streams, reports,
-timers, pending proposals. After every event it compares the two and proposes the next operations. Safety needs no volatile state: a
-leader may die at any instruction, and the next one starts from the state alone, since
+Theory of operation. The replicated state (`fleet_state.py`) holds the agreed facts. This core holds work in progress: streams, reports,
+timers and pending proposals. After every event it compares the two and proposes the next operations. Safety does not depend on volatile
+state: a leader may die at any instruction, and the next leader starts from the replicated state alone, because
 
-- hosts repeat on every new stream all messages without an answer (reports, applied plans, requests, refusals);
-- directives are idempotent, and repeated on every new stream;
-- the state machine refuses an operation that is late, repeated or based on an older state.
+- on every new stream, hosts resend all messages that have not been answered (reports, applied plans, requests, refusals);
+- directives are idempotent and are resent on every new stream;
+- the state machine refuses an operation that is late, duplicate or based on an older state.
 
-The parts share a `LeaderState` and are wired together by `make_parts`. Each part is given the parts that it calls, and none knows its
-callers. After every event each part compares the state with its own work, in this order:
+The parts share a `LeaderState`, and `make_parts` connects them. Each part receives references to the parts that it calls, and no part knows
+its callers. After every event, each part compares the state with its own work, in this order:
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
-    modes/        how epochs are made: the fleet's protocol chooses the mode; in logged fleets the recovery line
+    modes/        how epochs are made (the fleet's protocol chooses the mode); the recovery line of fleets whose agents keep sender logs
     plans         starting and recovering: `recovery_plans.py`, `restores.py`, `agent_moves.py`
-    epochs/       open epochs, their end, triggers, retention
-    this folder   requests of hosts, concerns, the stop condition, the shutdown
+    epochs/       open epochs, their completion, triggers, retention
+    this folder   requests from hosts, concerns, the stop condition, the shutdown
 
 On a new stream a host receives these messages, in this order:
 
 - ReadProbe, unless this leader has already seen the host read a probe; Welcome; Roster;
-- Plan, unless a new one is needed;
-- EndEpoch for epochs that ended under this plan, and again for the newest release; OutputsWatched if a consumer follows the outputs;
-- BeginEpoch for open epochs (in logged protocols the questions of a round);
+- Plan, unless a new plan is needed;
+- EndEpoch for epochs that ended under this plan, then EndEpoch for the newest released epoch; OutputsWatched if a consumer follows the
+  outputs;
+- BeginEpoch for open epochs (in protocols with sender logs, the requests of the current checkpoint round);
 - FreezeAgents or ThawAgents if agents checkpoint on their own;
-- Quiesce if inputs or effects are held; EvaluateStop if this host is asked; Finish if the fleet has ended.
+- Quiesce if inputs or effects are held; EvaluateStop if the leader asks this host; Finish if the fleet has ended.
 
-Carries G4 and G9 with the state machine, and G10 within the fault budget.
+Implements G4 and G9 together with the state machine, and G10 within the fault budget.
 
 The caller's duties:
-1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Execute commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
+1. Pass `LeaderStarted` first, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
+2. Execute commands in order. Answer each of these commands with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
    `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
-3. Apply an operation to `state` before handing in its `ProposalEnded`.
+3. Apply a committed operation to `state` before passing its `ProposalEnded`.
 """
 
 from dataclasses import dataclass
@@ -131,31 +132,33 @@ from snapline.messages.host_messages import (
 from snapline.messages.status import Concern
 
 TICK_NS = SECOND_NS // 10
-"""Interval of the timer, in nanoseconds: the longest delay in noticing a time-out."""
+"""Timer interval in nanoseconds, which is also the longest delay before a time-out is noticed."""
 
 LATE_NS = SECOND_NS // 5
-"""Timer lateness, in nanoseconds, that shows that this process did not run. Hosts are not suspected for silence during that time."""
+"""Timer lateness, in nanoseconds, from which this process is assumed to have been suspended. Time spent suspended does not count as silence
+of hosts."""
 
 
 FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
-"""Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
-tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
-hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
+"""Frequent messages that do not change which hosts are attached. After one of these messages, the parts that check all hosts wait for the
+next tick; after a heartbeat, all parts wait. The parts that check all hosts also wait after a ConfirmPlan operation while other hosts have
+not confirmed the plan. With several hundred hosts these checks would otherwise be most of the leader's work (`benchmarks/scale.py
+--simulated`)."""
 
 HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
-"""Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
+"""Operations requested by a host. A refusal of such an operation is not logged, because the host receives the refusal or a newer plan."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
+    """The part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
 
     Attributes:
-        triggers_skipped: number of triggers skipped since this leader's start.
-        stored_log_bytes: size of sender logs in the store, since the newest epoch.
+        triggers_skipped: number of epoch triggers skipped since this leader started.
+        stored_log_bytes: size of the sender logs written to the store since the newest epoch.
         stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
-        concerns: what the fleet waits for or lacks, for example a process that does not answer another process, and since when.
+        concerns: what the fleet waits for or lacks, and since when. Example: one process cannot reach another.
         heartbeats: host → its last heartbeat, for hosts that have a stream.
-        is_released: the outputs of all complete epochs are released.
+        is_released: whether the outputs of all complete epochs have been released.
     """
 
     triggers_skipped: int
@@ -184,7 +187,7 @@ class LeaderCore:
         self._concerns = Concerns(self.parts.shared, concern_sources(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return the commands, to be executed in order; `now_ns` is monotonic time."""
+        """Handle one event and return the commands to execute in order; `now_ns` is monotonic time."""
         parts, shared = self.parts, self.parts.shared
         late_ns = now_ns - self.wakeup_ns
         shared.now, shared.out = now_ns, []
@@ -218,7 +221,7 @@ class LeaderCore:
         parts = self.parts
         match event:
             case TimerFired():
-                pass  # every event evaluates the parts; TimerFired does so for idle fleets
+                pass  # every event evaluates the parts; TimerFired ensures that they are evaluated in an idle fleet too
             case MessageReceived():
                 self._on_message_received(event.session, event.message)
             case ProposalEnded():
@@ -305,7 +308,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStatus:
-        """Return the part of the fleet's current status that the replicated state does not hold."""
+        """Return the part of the fleet's current status that is not in the replicated state."""
         parts = self.parts
         return LeaderStatus(
             parts.triggers.skipped,
@@ -378,13 +381,13 @@ class LeaderCore:
                 parts.failure_detector.on_leave(session, message)
 
     def _send_initial_directives(self) -> None:
-        """Send to new streams the directives that the other streams have received already."""
+        """Send to each new stream the directives that the older streams have already received."""
         parts = self.parts
         for session in parts.host_sessions.take_newly_attached():
             sessions = (session.id,)
             parts.shared.send(
                 sessions, parts.host_sessions.roster()
-            )  # a changed roster goes to all sessions, so this one may receive it twice
+            )  # a changed roster goes to all sessions, so a new session may receive the roster twice
             plan = parts.plans.directive()
             directives: list[Directive] = []
             if plan is not None and not self.state.image.outcome:
@@ -432,7 +435,7 @@ class LeaderCore:
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of one leader. The core dispatches events to them; tests inspect them."""
+    """All parts of one leader. The core dispatches events to the parts; tests inspect them."""
 
     shared: LeaderState
     # hosts
@@ -470,7 +473,7 @@ class Parts:
     loads: Loads
     rollbacks: Rollbacks
     plans: Plans
-    # requests of hosts and tools
+    # requests from hosts and tools
     requests: Requests
     questions: RecoveryQueries
     stop_question: StopQuestion

@@ -1,36 +1,37 @@
-"""Recovery plans: when the fleet starts or restarts, from which recovery line, and on which hosts.
+"""Recovery plans, which decide when the fleet starts or restarts, from which recovery line, and on which hosts.
 
 A recovery plan is needed
 
 - to start the fleet;
-- after the loss of a host with agents (`need` in the state);
-- after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
+- after the loss of a host that ran agents (`need` in the state);
+- after an agent failed, or a host could not apply the plan (both are volatile, because hosts repeat these reports);
 - for a restore (`restores.py`) or a move of agents (`agent_moves.py`).
 
 The leader then proceeds in this order:
 
-1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be back
-   or lost within two seconds. While no host is attached, the grace periods do not run: after a power failure the first host that returns
-   must not get all agents. A host evicted because it blocked the fleet (`partitions.py`) is neither awaited nor used; a drained host is not
-   used.
-2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read before the
-   plan is committed. A damaged epoch is condemned, and the previous one is tried. If no epoch is left, the fleet starts from its initial
-   states; a fork has no initial states and ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than
-   that epoch, they are stored as an epoch, which becomes the line; survivors continue from their live states. A restore names its epoch: no
-   epoch is made, and no agent keeps a live state. For a restore every byte of the epoch is read: its plan makes later epochs void, so
-   damage found afterwards could cost all of them.
+1. Wait until every host with agents is attached, has left, or has been lost for longer than its grace period. A host whose stream is broken
+   either returns or counts as lost within two seconds. While no host is attached, the grace periods do not run. Otherwise the first host
+   that returns after a power failure would receive all agents. A host that was evicted because it blocked the fleet (`partitions.py`) is
+   neither awaited nor used; a drained host is not used.
+2. Choose the line: the newest epoch that is complete, not condemned, *and readable*. The ref, the manifest and the pack indexes are read
+   before the plan is committed. A damaged epoch is condemned, and the previous epoch is tried. If no epoch is left, the fleet starts from
+   its initial states; a fork has no initial states, so it ends as failed. In autonomous protocols the fleet is frozen first. If the
+   surviving states are newer than the newest epoch, they are stored as an epoch, which becomes the line. Surviving agents continue from
+   their live states. A restore names its epoch: no epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch
+   is read: the plan makes later epochs void, so if damage were found only afterwards, all these epochs could be lost.
 3. Propose CommitPlan with the line and all attached hosts. The proposal is refused if the line has changed in the meantime.
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all hosts have applied it, the fleet runs.
-   Hosts that make no progress in time are evicted; if no host makes progress, the plan is made again.
+   Hosts that make no progress in time are evicted. If no host makes progress, a new plan is made for the same hosts.
 
-After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
-Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
-without a complete epoch in between, a store that stays unreadable.
+After any failure during these steps, another plan follows, from the same line or an older one, so a recovery can be interrupted at any
+point (G10). Permanent errors end the fleet: hosts refuse plans three times for reasons other than damage, one agent fails repeatedly
+without a complete epoch in between, the store stays unreadable, or a fork has no readable epoch left.
 
 *Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host
-without progress for ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent
-time does not count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time
-limit doubles for the next plan, until one is applied: a fleet with one slow loading step must finish too.
+without progress for ANSWER_NS counts as failed, and the next plan excludes it. If a host is silent but its stream is open, the host is
+busy, and the time of its silence does not count. If no host makes progress, the hosts are not the cause, so a new plan is made for all of
+them. In both cases the time limit doubles for the next plan, until a plan is applied, so that a fleet with one slow loading step also
+starts.
 """
 
 import msgspec
@@ -60,31 +61,31 @@ from snapline.messages.status import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_LOG_TRIES = 30
-"""Number of reads between two log lines about an unreachable (not damaged) store. Reads are retried without limit."""
+"""Number of reads per log line while the store is unreachable (not damaged). Reads are retried without limit."""
 
 
 class LineUnread(msgspec.Struct, frozen=True):
-    """The recovery line has not been read; a read may start at `not_before_ns`."""
+    """The recovery line has not been read. The next read may start at `not_before_ns`."""
 
     not_before_ns: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The epoch is being read; `is_whole`: every byte of it is read."""
+    """The epoch is being read. If `is_whole` is true, every byte of it is read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read without damage; `is_whole`: every byte of it was read."""
+    """The epoch was read without damage. If `is_whole` is true, every byte of it was read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class LineCheck:
-    """Check whether a recovery line is readable, one line at a time. Volatile."""
+    """Checks whether a recovery line is readable, one line at a time. Volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -94,7 +95,7 @@ class LineCheck:
         self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
-        """Return whether the line is known to be readable; start a read if needed."""
+        """Return whether the line is known to be readable. If that is unknown, start a read."""
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
@@ -125,23 +126,24 @@ class LineCheck:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if the recovery waits for the store."""
+        """Return a concern if the recovery waits until the store is readable."""
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"
         return [Concern("store", (), self._shared.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
-        """Forget the result after CommitPlan: the next plan's line is read again."""
+        """Forget the result after CommitPlan, so that the next plan's line is read again."""
         if isinstance(self._stage, Readable):
             self._stage = LineUnread()
 
 
 ANSWER_NS = 5 * SECOND_NS
-"""Time without progress, in nanoseconds, after which a host counts as failed. Loading one large state may cause a short pause."""
+"""Time without progress, in nanoseconds, after which a host counts as failed. Loading one large state may cause a short pause in
+progress."""
 
 DOUBLINGS_MAX = 5
-"""Largest number of doublings of ANSWER_NS, so that the longest wait is 160 s."""
+"""Largest number of times that ANSWER_NS is doubled, so that the longest wait is 160 s."""
 
 SHOWN_NS = SECOND_NS
 
@@ -150,30 +152,30 @@ LoadingProgress = tuple[int, int, int]
 
 
 class PlanAnswers:
-    """Hosts that have not answered the current plan, and how long they may take. Volatile."""
+    """The hosts that have not answered the current plan, and how long they may take to answer. Volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._waits: dict[str, tuple[LoadingProgress, int]] = {}
-        """Host that has not answered → (its loading progress, time of that progress)."""
+        """Host that has not answered → (its loading progress, time at which it reached that progress)."""
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
-        """Extend all waits by `late_ns`, the time for which this process did not run."""
+        """Extend all waits by `late_ns`, the time during which this process did not run."""
         now = self._shared.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
-        """Reset waits and doublings after all hosts have answered."""
+        """Drop all waits and reset the time limit after all hosts have applied the plan."""
         self._waits, self._doublings = {}, 0
 
     def stop_waiting(self) -> None:
-        """Drop all waits: another plan is needed anyway."""
+        """Drop all waits, because another plan is needed anyway."""
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Return each overdue host with a description of what it has not done."""
+        """Return a mapping from each overdue host to a description of what it has not done."""
         late = {}
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -191,12 +193,12 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """Double the time limit of the next plan, because this plan is replaced or hosts were evicted."""
+        """Double the time limit of the next plan, because this plan is replaced or some hosts were evicted."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that have not answered."""
+        """Return one concern for each host that has made no progress for SHOWN_NS."""
         concerns = []
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._shared.now - since_ns
@@ -221,22 +223,22 @@ BEGIN_ANEW_REFUSED = (
 )
 
 REFUSALS_MAX = 3
-"""Number of consecutive refusals, for reasons other than damage, after which the fleet ends as failed."""
+"""Number of refused plans, for reasons other than damage and without a running fleet in between, after which the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Largest number of plans caused by one agent without a complete epoch in between: a deterministic bug would recur forever. The limit is
-high because one message may crash many agents, each until its retries are used up."""
+"""Largest number of plans that one agent may cause without a complete epoch in between, because a deterministic bug would recur forever.
+The limit is high because one message may crash many agents, each until its retries are used up."""
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, and why. Volatile: hosts repeat their reports."""
+    """A plan that must be replaced, and the reason. Volatile, because hosts repeat their reports."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Makes recovery plans. Volatile, except for the plans in the replicated state."""
+    """Makes recovery plans. Volatile, except for the committed plans in the replicated state."""
 
     def __init__(
         self,
@@ -268,12 +270,12 @@ class Plans:
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         self._to_confirm: dict[str, None] = {}
-        """Hosts whose entry in `_applied` has not been proposed yet; scanning all hosts for each message would be quadratic."""
+        """Hosts whose `_applied` entry has not been proposed yet, since scanning all hosts after each message would take quadratic time."""
         self._replaced: ReplacedPlan | None = None
         self._refusals = 0
         self._begin_anew_refused_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
-        """(newest epoch not made for a recovery, agent → number of plans since then that the agent's failures caused)."""
+        """(newest epoch not made for a recovery, agent → number of the agent's failures since that epoch)."""
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
-        """Handle the failure of an agent: the fleet returns to the recovery line."""
+        """Handle the failure of an agent, after which the fleet returns to the recovery line."""
         plan, record = self._shared.state.plan, self._shared.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
@@ -321,18 +323,18 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def _newest_regular(self) -> int:
-        """Return the newest complete epoch that was not made for a recovery: recovery epochs show no progress."""
+        """Return the newest complete epoch that was not made for a recovery, or 0. Epochs made for a recovery do not show progress."""
         epochs = self._shared.state.image.epochs
         regular = [x for x in self._shared.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan, so that the next plan's line is read again."""
+        """Reset the line check and the checkpoint mode after CommitPlan, so that the next plan's line is read again."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
     def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
-        """Queue the host again if ConfirmPlan was not committed, or if the host's answer has changed since."""
+        """Queue the host again if ConfirmPlan was not committed, or if the host has applied a different plan since."""
         is_written = result is not None and not result.is_refused
         if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
             self._to_confirm[kind.host] = None
@@ -340,7 +342,7 @@ class Plans:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, are_hosts_changed: bool) -> None:
-        """Start or restart the fleet and confirm plans. Lost and late hosts are checked only if `are_hosts_changed`."""
+        """Start or restart the fleet and confirm plans. Check for lost and overdue hosts only if `are_hosts_changed`."""
         state = self._shared.state
         self._triggers.on_plan_demand_changed(is_wanted=state.plan is not None and bool(self._reason()))
         if are_hosts_changed:
@@ -423,7 +425,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_begin_anew_refused(self, line: int) -> bool:
-        """Return whether the fleet would restart from its initial states although it had snapshots, which needs an operator's consent."""
+        """Return whether the fleet, which had snapshots, would restart from its initial states without an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._begin_anew_refused_ns is None:
             self._begin_anew_refused_ns = self._shared.now
@@ -439,7 +441,7 @@ class Plans:
         return [Concern("store", (), self._shared.now - self._begin_anew_refused_ns, BEGIN_ANEW_REFUSED)]
 
     def _is_settled(self, host: str) -> bool:
-        """Return whether the placement of the agents of `host` can be decided."""
+        """Return whether the agents of `host` can be placed now, so that a plan need not wait for the host."""
         if self._host_sessions.attached_session(host) is not None or self._standby_hosts.is_evicted(host):
             return True
         record = self._shared.state.image.hosts[host]
@@ -461,7 +463,7 @@ class Plans:
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> LossReport:
-        """Return the work that the plan undoes. A restore rolls all agents back, since none was frozen."""
+        """Return the work that the plan undoes. A restore rolls all agents back, because no agent was frozen before it."""
         if self._restores.wanted is not None:
             return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -482,7 +484,7 @@ class Plans:
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _evict_overdue_hosts(self, plan: PlanRecord) -> None:
-        """Evict hosts that do not answer in time; if no host answers, replace the plan."""
+        """Evict hosts that have not applied the plan in time. If no host has applied it, replace the plan instead."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:
@@ -503,9 +505,9 @@ class Plans:
             self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
-        """Return the current plan for a new stream, or None while a new plan is needed.
+        """Return the current plan as a directive for a new stream, or None while a new plan is needed.
 
-        If the current plan were sent then, a restarted host would start agents under a plan that its earlier run has confirmed.
+        Without this rule, a restarted host would start agents under a plan that its earlier run has confirmed.
         """
         state = self._shared.state
         plan = state.plan
