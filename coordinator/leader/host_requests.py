@@ -1,10 +1,10 @@
-"""Requests of hosts between epochs: to create, retire or locate agents, and to open a log for inputs.
+"""Requests from hosts to create, retire or locate agents between epochs, and to open a log for inputs.
 
 The checkpoint mode decides when an agent that has stopped may leave.
 
-The host numbers its requests, so a repeated request is applied once: (run of the host, action, number) is the request id in the log.
-Locations are read from the state without a proposal. A stale answer does no harm: a host refuses messages to an agent that it does
-not run, and the next answer is newer.
+The host numbers its requests, so a repeated request is applied only once: the request id in the log is (run of the host, action, number).
+Locations are read from the state without a proposal. A stale location is harmless: a host refuses messages to an agent that it does not
+run, and a later answer is newer.
 """
 
 from snapline.coordinator.leader.events import CloseStream
@@ -27,11 +27,11 @@ from snapline.messages.host_messages import (
 from snapline.storage.log.log_record import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Largest size of names and kinds in one creation, so that the operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the names and kinds in one creation request, so that the operation stays below 64 KiB."""
 
 
 class Requests:
-    """Handles requests of hosts between epochs."""
+    """Handles requests from hosts between epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
         self._shared = shared
@@ -39,7 +39,7 @@ class Requests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """Handle a host's request, which may be repeated."""
+        """Handle a host's request to create, retire or locate agents; the host may repeat the request."""
         if isinstance(message, LocateAgents):
             self._shared.send((session.id,), self._locate(message))
             return
@@ -66,14 +66,14 @@ class Requests:
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Handle the request of a host to open its log; the request may be repeated."""
+        """Handle a host's request to open its log; the host may repeat the request."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the log unless the request was refused, for example because the plan has ended.
+        """Allow the host to write its log, unless the request was refused, for example because the plan was replaced.
 
-        In that case the host receives the next plan.
+        If the request was refused for that reason, the host receives the next plan instead.
         """
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
@@ -82,11 +82,11 @@ class Requests:
             self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/checkpoint_modes.py`.
+        """Answer the host after a creation or removal was committed or refused. `modes/checkpoint_modes.py` answers for removals that the
+        leader itself proposes.
 
-        A lost host may return before the next plan. The host gets no answer to requests that were refused because the
-        plan was over (OVER). Its agents may survive with their live states, and for them a refused creation would be
-        lost permanently.
+        Requests that were refused because their plan was replaced (OVER) get no answer. A lost host may return before the next plan, and
+        its agents may survive with their live states. For these agents, a refused creation would be lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
@@ -99,7 +99,7 @@ class Requests:
         if isinstance(kind, op.CreateAgents):
             agents = self._shared.state.image.agents
             if not refused and not all(agent in agents for agent in kind.agents):
-                return  # A newer plan has removed these agents. A host without that plan would create agents that the state does not have.
+                return  # A newer plan has removed these agents; a host without that plan would create agents unknown to the state.
             ordinals = () if refused else tuple([agents[agent].ordinal for agent in kind.agents])
             answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
         else:

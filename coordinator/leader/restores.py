@@ -1,17 +1,17 @@
-"""Restores (requests of operators to return to an epoch) and rollbacks (requests of agents, `ctx.rollback`).
+"""Restores, by which operators return the fleet to an epoch, and rollbacks, which agents request by `ctx.rollback`.
 
-*Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch, and commits it
-together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request. A request repeated to
-this leader or the next is the same restore, and its plan in the log is the answer. A leader that dies before that log entry has changed
-nothing.
+*Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch. It commits the
+plan together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request. If the client
+repeats the request, to this leader or the next, it is the same restore, and the plan in the log is the answer. A leader that dies before it
+has written that log entry has changed nothing.
 
-*Rollbacks.* Each request becomes a restore. A second rollback for the same reason needs an operator. The requesting agent waits and loses
-nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new stream, so requests survive a leader's
-death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends that incarnation and the request: the
-turn runs again, and may repeat the request.
+*Rollbacks.* Each rollback request becomes a restore. A second rollback for the same reason is refused until an operator intervenes. The
+requesting agent waits and loses nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new stream,
+so the request survives a leader's death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends both
+that incarnation and the request: the turn runs again, and may make the request again.
 
-Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept, and
-only since an operator's last restore, because the operator has seen the requests before it.
+Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept, but
+only those since an operator's last restore, because the operator has seen the older ones.
 """
 
 import msgspec
@@ -25,14 +25,15 @@ from snapline.messages.host_messages import RollbackRefused, WantRollback
 from snapline.messages.status import Concern
 
 REFUSE_NS = 60 * SECOND_NS
-"""Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's
-request must not be executed long after it was made."""
+"""Time limit, in nanoseconds, for the plan to be made. Waiting for lost hosts takes seconds; waiting for an unreadable store takes longer.
+An operator's request must not be executed long after it was made."""
 
 SHOWN_NS = SECOND_NS
 
 
 class RestoreDemand(msgspec.Struct, frozen=True):
-    """The active restore. `agent`, `place`: caller and code location of `ctx.rollback`."""
+    """The active restore. `agent` and `place` are the caller and the code location of `ctx.rollback`; both are empty for an operator's
+    restore."""
 
     token: str
     epoch: int
@@ -44,7 +45,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and the requests that wait for it. Volatile, except for the plan.
+    """The active restore and the requests that wait for it. Volatile, except for the committed plan.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -54,9 +55,9 @@ class Restores:
         self._shared = shared
         self.wanted: RestoreDemand | None = None
         self._requests: list[int] = []
-        """Requests that wait for the active restore."""
+        """Requests that wait for the active restore, by number."""
         self._refused: dict[str, str] = {}
-        """Token of an agent's restore → why it was refused."""
+        """Token of an agent's restore → the reason why the restore was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
         """Handle an operator's request, which may be repeated."""
@@ -70,7 +71,7 @@ class Restores:
         self._requests.append(event.request)
 
     def want(self, wanted: RestoreDemand) -> None:
-        """Start an agent's restore (`Rollbacks`), when no other is active."""
+        """Start an agent's restore, which `Rollbacks` requests. No other restore may be active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
 
@@ -85,7 +86,7 @@ class Restores:
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
-        """Answer requests whose restore is done or impossible."""
+        """Answer the requests of the active restore if it is done or impossible."""
         wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
@@ -112,7 +113,7 @@ class Restores:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """Return the active restore if it waits for longer than SHOWN_NS."""
+        """Return a concern if the active restore has waited for SHOWN_NS or longer."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:
@@ -125,12 +126,12 @@ LAST = "last"
 
 
 class RollbackDemand(msgspec.Struct):
-    """Rollback request of one incarnation of an agent.
+    """A rollback request of one incarnation of an agent.
 
     Attributes:
         said: the host's message.
-        epoch: the target; 0 while it is being looked up.
-        refused: why the request was refused, for operators; "": the request was not refused.
+        epoch: the epoch to restore; 0 until it is known.
+        refused: why the request was refused, for operators; "" if it was not refused.
         received_ns: time when this leader first received the request.
     """
 
@@ -141,17 +142,17 @@ class RollbackDemand(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """Return the token of the restore, which is equal for each repetition of the request."""
+        """Return the token of the restore. The token is the same for each repetition of the request."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
     def reason(self) -> str:
-        """Return the reason in the plan, which is equal for a repeated request from the same place."""
+        """Return the reason for the plan. The reason is the same for a repeated request from the same code location."""
         return op.clip(f"agent {self.said.agent} asked to go back, at {self.said.place}: {self.said.reason}")
 
 
 class Rollbacks:
-    """Open rollback requests. Volatile: hosts repeat the requests."""
+    """Open rollback requests. Volatile, because hosts repeat the requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared
@@ -160,7 +161,7 @@ class Rollbacks:
         self._demands: dict[str, RollbackDemand] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
-        """Handle a turn's rollback request, which may be repeated."""
+        """Handle the rollback request of a turn; the host may repeat the request."""
         record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_current(message):
             return
@@ -174,7 +175,7 @@ class Rollbacks:
             self._send_refusal(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Record the target epoch, or the reason why there is none."""
+        """Record the epoch to restore, or refuse the request if there is no such epoch."""
         for demand in self._demands.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
@@ -182,7 +183,7 @@ class Rollbacks:
                     self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
-        """Start one restore at a time, and drop requests that have ended."""
+        """Start one restore at a time, and drop requests whose incarnation or fleet has ended."""
         for agent, demand in list(self._demands.items()):
             if not self._is_current(demand.said) or self._shared.state.image.outcome:
                 del self._demands[agent]
@@ -229,6 +230,6 @@ class Rollbacks:
             self._shared.send((session.id,), RollbackRefused(request.agent, request.incarnation, demand.refused))
 
     def concerns(self) -> list[Concern]:
-        """Return the agents that wait for an operator."""
+        """Return a concern for each agent whose request was refused and which waits for an operator."""
         now, refused = self._shared.now, [x for x in self._demands.values() if x.refused]
         return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in refused]
