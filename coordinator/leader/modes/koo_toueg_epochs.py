@@ -1,19 +1,19 @@
-"""Checkpoint mode of koo-toueg fleets: each epoch is a round of checkpoints, whose line is stored as the epoch.
+"""Checkpoint mode of koo-toueg fleets, in which each epoch is a round of checkpoints whose recovery line is stored as the epoch.
 
 *When.* A round begins on a manual request, when the period has elapsed, or when the sender logs in some host's memory are large. In the
-last case all agents are asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in
-the next one.
+last case all agents are asked for checkpoints, since only rounds move logs into the store. Before a host is asked in the next round, it
+must know how the previous round ended.
 
-*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) asks and decides. `Rounds` sends the questions to the hosts and passes their answers
-to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to the ledger. Then the
-newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so this verifies each
-round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch makes the checkpoints
-permanent.
+*Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) decides which agents to ask and whether to commit. `Rounds` sends the requests to the
+hosts and passes their answers to the round. When the round has decided to commit and all its tentative checkpoints are reported, they are
+added to the ledger. Then the newest checkpoints of all agents must form a consistent cut. `FleetHistory` computes lines independently of
+rounds, so this check verifies each round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet. When the
+epoch completes, the checkpoints become permanent.
 
 The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 
-A periodic round has one initiator, the agent with the oldest checkpoint. A manual round, or one for large logs, has all agents. Agents
-created since the base are always initiators; an agent that does not exist yet answers yes and takes no part.
+In a periodic round, the initiator is the agent with the oldest checkpoint. In a manual round, or one for large logs, all agents are
+initiators. Agents created since the base epoch are always initiators. An agent that does not exist yet answers yes and takes no part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ from snapline.protocols.koo_toueg import (
 
 
 class Rounds:
-    """Rounds of a koo-toueg fleet, of which one runs at a time."""
+    """The rounds of a koo-toueg fleet, of which one runs at a time."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
@@ -60,14 +60,14 @@ class Rounds:
         """Participant → number of its tentative checkpoint."""
         self._is_added = False
         self._taken: dict[str, int] = {}
-        """Agent → latest round that it took part in, as far as this leader knows."""
+        """Agent → latest round in which it took part, as far as this leader knows."""
         self.problem = ""
-        """Reason why the round cannot be committed."""
+        """Reason why the round cannot be committed; "" if there is none."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def initiators(self, *, is_all_agents: bool) -> tuple[str, ...]:
-        """Return the initiators of the next round, or nothing if no agent can be asked."""
+        """Return the initiators of the next round, or an empty tuple if no agent can be asked."""
         ledger = self._lines.ledger
         if ledger is None:
             return ()
@@ -80,7 +80,7 @@ class Rounds:
         return tuple([agent for agent, _ in living if is_all_agents or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
-        """Return the open questions to a host that has just reconnected."""
+        """Return the round's unanswered requests to a host that has just reconnected."""
         if self._round is None:
             return []
         agents = self._shared.state.image.agents
@@ -88,7 +88,7 @@ class Rounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable; otherwise None."""
+        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable, otherwise None."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -112,7 +112,7 @@ class Rounds:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
-        """Handle the answers of a host's agents."""
+        """Handle the answers of a host's agents to checkpoint requests."""
         current_round = self._round
         if (
             current_round is None
@@ -155,13 +155,13 @@ class Rounds:
     # ---- life of a round ------------------------------------------------------------------------------------------
 
     def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
-        """Start the round of the epoch `epoch`, which has begun in the log."""
+        """Start the round of `epoch`, which has begun in the log."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
         self._carry_out(self._round.handle(self._shared.now, RoundStarted()))
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
-        """End the round with its epoch. Checkpoints of an aborted round are deleted from the store."""
+        """End the round together with its epoch. Delete the checkpoints of an aborted round from the store."""
         ended_round, ledger = self._round, self._lines.ledger
         if ended_round is None or ended_round.round != epoch:
             return
@@ -171,7 +171,7 @@ class Rounds:
             ended_round.handle(self._shared.now, TimedOut())
             if self._is_added and ledger is not None:
                 ledger.drop_above_base()
-            # Each host writes its part of a round to its own packs, so these hold nothing else.
+            # Each host writes its part of a round to separate packs, so these packs contain nothing else.
             paths = dict.fromkeys(x.pack.path for (at, _), x in self._lines.tentative.items() if at == epoch)
             self._lines.delete(tuple(paths))
         self._lines.on_round_ended(epoch)
@@ -205,12 +205,12 @@ class Rounds:
 
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Size of sender logs in one host's memory at which a round begins: a quarter of the size at which the host pauses its agents
+"""Size, in bytes, of sender logs in one host's memory at which a round begins: a quarter of the size at which the host pauses its agents
 (`agent_runtime/host/logged_agent.py`)."""
 
 
 class KooToueg:
-    """Checkpoint mode of koo-toueg fleets, whose agents are asked in rounds."""
+    """Checkpoint mode of koo-toueg fleets, whose agents are asked for checkpoints in rounds."""
 
     def __init__(
         self,
@@ -235,16 +235,16 @@ class KooToueg:
         self._store = store
 
     def evaluate(self) -> None:
-        """React to changes of the plan and of the checkpoints."""
+        """Handle changes in the plan and in the checkpoints."""
         self._lines.evaluate()
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
-        """Propose a round.
+        """Propose a round if there is a trigger.
 
-        In a manual round, or one for the logs, all agents are initiators. In a periodic round the agent with the oldest
-        checkpoint is.
+        In a manual round, or one for large logs, all agents are initiators. In a periodic round, the agent with the oldest checkpoint is
+        the initiator.
         """
         if self._epochs.is_busy or self._publisher.unpublished:
             return Later()
@@ -258,7 +258,7 @@ class KooToueg:
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of a round that should begin now, or "" if there is none."""
+        """Return the trigger of a round that should begin now, or "" if no round should begin."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
         if demand.is_asked or demand.is_due:
@@ -270,7 +270,7 @@ class KooToueg:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Ask the initiators."""
+        """Start the epoch's round, which asks its initiators for checkpoints."""
         begun = self._epochs.take(epoch)
         if begun is None or isinstance(begun, Failing):
             return begun
@@ -280,42 +280,42 @@ class KooToueg:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Store the round's line once it is complete.
+        """Request the storing of the round's line once the line is complete.
 
-        Fail the round if a host cannot use the store, because its agents would stay blocked.
+        If a host cannot use the store, fail the round, because its agents would otherwise stay blocked.
         """
         if reason := self._store.host_problem(entry.hosts):
             self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
         elif self._rounds.problem:
             self._open_epochs.fail(entry, self._rounds.problem)
         elif (line := self._rounds.line(entry.epoch)) is not None:
-            # The cut was unknown when the round began: agents created since may be inside it, as unborn agents.
+            # The cut was unknown when the round began. Agents created since then may be inside it, as unborn agents.
             agents = self._shared.state.image.agents.items()
             members = [(x, y) for x, y in agents if y.is_member_of(entry.epoch) or y.born_epoch == entry.epoch]
             self._lines.materialise(entry.epoch, line, members)
             entry.stage = StoringLine()
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """End the round of an epoch that the log has decided."""
+        """End the round of an epoch whose outcome is in the log."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
-        """Return the round's open questions to this host."""
+        """Return the round's unanswered requests to this host."""
         return self._rounds.directives_for(host)
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return True, because the recovery line is always the newest complete epoch, without tentative checkpoints."""
+        """Return True, because the recovery line is always the newest complete epoch and excludes tentative checkpoints."""
         return True
 
     def on_plan_ended(self) -> None:
         """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the work that a plan undoes: all living agents return to the line."""
+        """Return the losses of a plan, by which all living agents return to the line."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent for removal, which happens when no recovery line can need it."""
+        """Queue the agent for removal, which happens once no recovery line can need the agent."""
         self._leaving.on_asked(session, message)

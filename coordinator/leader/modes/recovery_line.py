@@ -1,23 +1,25 @@
-"""Recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; recovery queries of tools.
+"""The recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; also tools' queries
+about recovery lines.
 
-The recovery line is materialised: stored as an epoch and then handled like epochs that hosts make. `Lines` updates the ledger
-(`checkpoint_ledger.py`):
+The recovery line is materialised: it is stored as an epoch and then handled like an epoch that hosts have made. `Lines` keeps the ledger
+(`checkpoint_ledger.py`) up to date:
 
 1. After the leader's start and after every recovery plan, the base epoch and the plan's checkpoint packs are scanned in the store. Reports
    that arrive during the scan are added afterwards.
 2. A host's report is acknowledged (CheckpointsKnown) when all of its checkpoints are in the ledger; hosts repeat the report until then. A
    checkpoint whose predecessor is missing waits; after GAP_NS the store is scanned again.
-3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are swept
+3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are deleted
    when a scan has shown that this plan's base can be read.
 
 *Damage.* An unreadable checkpoint and the agent's later checkpoints are ignored, because the log between them is lost. If the base is
 damaged, nothing above it can be made into an epoch. In both cases the fleet cannot complete epochs properly, so `problem` requests a
-recovery plan at once; a later plan would lose more.
+recovery plan at once; a later plan would lose more work.
 
 *Recovery queries* ask to which checkpoints the fleet would return if given agents failed. Survivors keep their live states, so the hosts of
-an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After a second the answer is computed from
-the replies so far. The answer is an estimate if a live state is unknown or has changed since (`recovery/dependency_history.py`); a recovery freezes
-the fleet first and is exact. While the store is being read a query waits, and after some seconds it is refused.
+an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After at most one second, the answer is
+computed from the replies so far. The answer is an estimate if a live state is unknown or has changed since
+(`recovery/dependency_history.py`). A recovery freezes the fleet first, so its line is exact. While the store is being scanned, a query
+waits, and after some seconds it is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +48,7 @@ from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored,
 
 
 def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
-    """Return the checkpoint without the numbers of agents that have left: messages received from them would look like orphans."""
+    """Return the checkpoint without the numbers of agents that have left, because messages received from them would look like orphans."""
     if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
         return checkpoint
     sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
@@ -55,7 +57,7 @@ def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[st
 
 
 def shape_problem(message: CheckpointsStored) -> str:
-    """Return the error in the lengths or indices of the message's columns, or "" if there is none."""
+    """Describe an error in the lengths or indices of the message's columns. Return "" if there is none."""
     names, agents = len(message.names), len(message.agents)
     if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
         return "the columns of its agents differ in length"
@@ -71,7 +73,7 @@ def shape_problem(message: CheckpointsStored) -> str:
 
 
 def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """Yield the report's checkpoints, with the channels that have changed. The first checkpoint carries the size of all logs."""
+    """Yield the report's checkpoints, each with the channels that have changed. The first checkpoint carries the size of all logs."""
     names = message.names
     sent: list[dict[str, int]] = [{} for _ in message.agents]
     received: list[dict[str, int]] = [{} for _ in message.agents]
@@ -96,14 +98,14 @@ def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
 
 SCAN_RETRY_NS = 1 * SECOND_NS
 SCAN_TRIES_MAX = 60
-"""Largest number of scans of an unreadable (unreachable, not damaged) store: about a minute."""
+"""Largest number of attempts to scan a store that is unreachable but not damaged, which take about a minute."""
 
 GAP_NS = 2 * SECOND_NS
-"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor; afterwards the predecessor is in the store or lost."""
+"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor. After that time the predecessor is in the store or lost."""
 
 LEFT_MAX = 1024
-"""Number of departed agents that the ledger may keep in any case; a larger ledger may keep half as many as it has agents. Beyond that it
-is rebuilt, which costs a scan, as the start of a leader does."""
+"""Number of departed agents that the ledger may always keep; a large ledger may keep half as many departed agents as it has agents in
+total. Beyond that, the ledger is rebuilt by a scan, as at the start of a leader."""
 
 WAITING_MAX = 65_536
 """Largest number of reports that wait for a scan. Further reports are not acknowledged, so hosts repeat them on their next stream."""
@@ -112,7 +114,7 @@ TENTATIVE = "tentative"
 
 
 class WaitingReport(msgspec.Struct, frozen=True):
-    """A report that is not in the ledger yet, and its host."""
+    """A host's report that is not in the ledger yet."""
 
     host: str
     start: int
@@ -121,7 +123,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. `is_late`: the result may be outdated, so another scan follows."""
+    """A running scan of the store. If `is_late`, its result may be outdated, so another scan follows."""
 
     plan: int
     base_epoch: int
@@ -129,14 +131,14 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """Recovery lines of a logged fleet. The object is volatile: a new leader rebuilds it from the store and the hosts.
+    """The recovery lines of a logged fleet. Volatile, because a new leader rebuilds them from the store and the hosts' reports.
 
     Attributes:
-        ledger: checkpoints of the fleet; None until the store has been scanned under the current plan.
-        problem: why a recovery plan is needed; "": no plan is needed.
-        is_base_lost: the base is damaged, so nothing above it can be made into an epoch.
-        tentative: (round, agent) → checkpoint of an undecided round.
-        finished: agents that have stopped and may leave: the published base has received everything that they sent.
+        ledger: the checkpoints of the fleet; None until the store has been scanned under the current plan.
+        problem: why a recovery plan is needed; "" if none is needed.
+        is_base_lost: whether the base is damaged, so that nothing above it can be made into an epoch.
+        tentative: (round, agent) → the agent's checkpoint in a round that is not decided yet.
+        finished: stopped agents that may leave, because all messages that they sent were received before the published base.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
@@ -154,15 +156,17 @@ class Lines:
         self._is_swept = False
         self._waiting: list[WaitingReport] = []
         self._gap_ns: int | None = None
-        """Time since which a checkpoint's predecessor is missing, in nanoseconds; None: none is missing."""
+        """Time since which a checkpoint's predecessor has been missing; None if none is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard_hosts: dict[str, int] | None = None
-        """Host that was alive before this leader started and has not contacted it → the host's run; None before the first evaluation."""
+        """Host that was alive before this leader started and has not attached to it since → the host's run. None before the first
+        evaluation."""
         self._materialising: dict[int, dict[str, int]] = {}
-        """Epoch → recovery line that the epoch will hold; removed when the epoch is the base or aborted."""
+        """Epoch → the recovery line that the epoch will contain. The entry is removed when the epoch becomes the base or a newer one
+        does."""
         self._finishing: dict[int, tuple[str, ...]] = {}
-        """Epoch → value of `finished` once the epoch is published."""
+        """Epoch → the value of `finished` from the time when the epoch is published."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
@@ -184,30 +188,30 @@ class Lines:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all reports are in the ledger, or the base is lost."""
+        """Return whether all reports that have arrived are in the ledger, or the base is lost."""
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard_hosts)
 
     @property
-    def is_behind(self) -> bool:
+    """Return whether some agent's newest checkpoint is newer than the recovery line, because other agents hold the line back."""
         """Return whether an agent's newest checkpoint is newer than the recovery line because other agents hold the line back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
     @property
     def log_bytes(self) -> int:
-        """Return the size of the sender logs in the store after the base, in bytes."""
+        """Return the total size, in bytes, of the sender logs in the store after the base."""
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Return the number of each agent's newest checkpoint."""
+        """Return agent → number of its newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
-        """Handle a host's report of durable checkpoints, which may be repeated."""
+        """Handle a host's report of durable checkpoints; the host may repeat the report."""
         if message.host_start != session.start or not self._plan:
-            return  # no plan, or a fleet whose hosts make the epochs: there is no ledger
+            return  # there is no ledger: the fleet has no plan yet, or its hosts make the epochs
         problem = shape_problem(message)
         is_current = message.plan == self._shared.state.plan_number
         if is_current and not problem:
@@ -257,7 +261,7 @@ class Lines:
         ledger.hold(checkpoints)
         for checkpoint in checkpoints:
             # A checkpoint without its predecessor is useless, or was written during the scan and will be reported.
-            # Tentative checkpoints are skipped: a new leader aborts open rounds.
+            # Tentative checkpoints are skipped, because a new leader aborts open rounds.
             if checkpoint.basis != TENTATIVE or checkpoint.number <= ledger.base.get(checkpoint.agent, 0):
                 ledger.add(checkpoint)
         self._delete_obsolete(ledger)
@@ -268,7 +272,7 @@ class Lines:
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
-        """Request that `line` be stored as the open epoch `epoch`; `members` are the epoch's agents, including unborn agents."""
+        """Request that `line` be stored as the open epoch `epoch`. `members` are the epoch's agents, including unborn agents."""
         state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
@@ -290,16 +294,16 @@ class Lines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Remember the finished agents of a stored line until its epoch is published."""
+        """Store the finished agents of a materialised line until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """Set `finished` from a published epoch, whose tentative checkpoints are now permanent on all hosts."""
+        """Set `finished` when the base epoch is published, since its tentative checkpoints are now permanent on all hosts."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
-        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it holds many departed agents."""
+        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it contains many departed agents."""
         self.finished.pop(agent, None)
         if self.ledger is not None:
             self.ledger.leave(agent)
@@ -324,7 +328,7 @@ class Lines:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """React to a new plan or base, and add the waiting reports to the ledger."""
+        """Handle a new plan or base, and add the waiting reports to the ledger."""
         state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
@@ -344,11 +348,10 @@ class Lines:
             self._take_waiting(self.ledger)
 
     def _rescan_after_other_leader(self) -> None:
-        """Scan again once a host that another leader has served attaches here, or is lost.
+        """Scan the store again when a host that another leader has served attaches to this leader, or is lost.
 
-        A leader that does not know yet that it was replaced still acknowledges reports, and hosts repeat only
-        unacknowledged reports. The acknowledged checkpoints are in the store, but may have been missing in this
-        leader's first scan.
+        A leader that does not yet know that it was replaced still acknowledges reports, and hosts repeat only unacknowledged reports. The
+        acknowledged checkpoints are in the store, but this leader's first scan may have missed them.
         """
         hosts = self._shared.state.image.hosts
         if self._unheard_hosts is None:
@@ -371,7 +374,8 @@ class Lines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the base of this plan's checkpoints: its last complete epoch, or else its recovery line. None: the base is damaged."""
+        """Return the base of this plan's checkpoints: the plan's last complete epoch or, if it has none, its recovery line. Return None if
+        the base is damaged."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -392,7 +396,7 @@ class Lines:
         self._delete_obsolete(self.ledger)
 
     def on_round_ended(self, epoch: int) -> None:
-        """Forget the tentative checkpoints of this round and older ones."""
+        """Forget the tentative checkpoints of this round and of earlier rounds."""
         self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -401,7 +405,7 @@ class Lines:
             self._shared.out.append(DeleteCheckpoints(paths))
 
     def delete(self, paths: tuple[str, ...]) -> None:
-        """Delete packs of an aborted round."""
+        """Delete the packs of an aborted round from the store."""
         if paths:
             if self.ledger is not None:
                 self.ledger.release(paths)
@@ -453,7 +457,7 @@ class Lines:
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
-        """Discard the checkpoints that depend on a missing predecessor that a scan did not find."""
+        """Mark checkpoints as unusable if they depend on a missing predecessor that a scan did not find."""
         newest = self.newest()
         for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
             agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1
@@ -469,17 +473,18 @@ class Lines:
 
 
 WAIT_NS = 1 * SECOND_NS
-"""Time for hosts to report their agents' positions."""
+"""Time, in nanoseconds, for hosts to report their agents' positions."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Longest wait of a query while the store is being read; after it the query is refused and can be repeated."""
+"""Longest time, in nanoseconds, that a query waits while the store is being scanned. After that the query is refused, and the tool can
+repeat it."""
 
 QUERIES_MAX = 64
-"""Largest number of open queries; beyond it the oldest is refused."""
+"""Largest number of open queries. If there are more, the oldest is refused."""
 
 
 class LineQuery(msgspec.Struct):
-    """An open query; `waiting` are the hosts that have not reported their agents' positions."""
+    """An open query. `waiting` contains the hosts that have not reported their agents' positions yet."""
 
     failures: tuple[tuple[str, ...], ...]
     asked_ns: int
@@ -487,7 +492,7 @@ class LineQuery(msgspec.Struct):
 
 
 class RecoveryQueries:
-    """Open recovery queries."""
+    """The open recovery queries. Each is answered or refused exactly once."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
@@ -530,7 +535,7 @@ class RecoveryQueries:
                 ledger.report_live(names[agent], received[index], message.turns[index])
 
     def evaluate(self) -> None:
-        """Answer the queries that can be answered, and refuse those that are too old."""
+        """Answer the queries that can be answered, and refuse those that have waited too long."""
         ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._shared.now
         for request, question in list(self._questions.items()):
             if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
@@ -551,7 +556,7 @@ class RecoveryQueries:
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[RecoveryLineResult]:
-    """Return the recovery line of each failure. Agents that are no longer in the ledger are ignored."""
+    """Return the recovery line for each failure. Agents that are no longer in the ledger are ignored."""
     known_failures = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
     single = len(known_failures) == 1
