@@ -175,8 +175,8 @@ class Ledger:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
-    """Return whether a recovery line can be stored as an epoch, which requires that each initial agent has its first checkpoint."""
-        """Return whether a recovery line can be stored as an epoch, because each agent has a first checkpoint."""
+    def is_ready(self) -> bool:
+        """Return whether a recovery line can be stored as an epoch, which requires that each initial agent has its first checkpoint."""
         return not self._missing
 
     @property

@@ -192,8 +192,8 @@ class Lines:
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard_hosts)
 
     @property
-    """Return whether some agent's newest checkpoint is newer than the recovery line, because other agents hold the line back."""
-        """Return whether an agent's newest checkpoint is newer than the recovery line because other agents hold the line back."""
+    def is_behind(self) -> bool:
+        """Return whether some agent's newest checkpoint is newer than the recovery line, because other agents hold the line back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
