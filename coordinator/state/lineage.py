@@ -1,14 +1,16 @@
-"""Lineage of an epoch (the complete epochs before it in its history), and restores, which return the fleet to an earlier epoch.
+"""The lineage of an epoch, which consists of the complete epochs before it in its history; also restores, which return the fleet to an
+earlier epoch.
 
-The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the recovery line of that
-plan (0: the initial states). The predecessor may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
+The *predecessor* of an epoch is the newest lower epoch that completed under the same plan. If there is none, the predecessor is the
+recovery line of that plan (0 means the initial states). The predecessor may have been condemned since, because a plan's history continues
+after an epoch whose data is damaged.
 
-A *void* epoch was complete, but the fleet was restored to an earlier one. A void epoch is never a recovery line again: otherwise the
-next failure would undo the restore. It is no longer in any history: all epochs that followed it are above the same target, so they are
-void, too.
+A *void* epoch was complete, but the fleet was restored to an earlier epoch. A void epoch is never a recovery line again; otherwise the next
+failure would undo the restore. It is no longer in any history, because all epochs that followed it are above the restored epoch, so they
+are void too.
 
-Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch
-the known predecessor may be wrong, unless no epoch of the plan is forgotten.
+Epochs are forgotten oldest first, except for void epochs. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch,
+the apparent predecessor may be wrong, unless no epoch of the plan is forgotten.
 """
 
 import msgspec
@@ -17,7 +19,7 @@ from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, 
 
 
 class Ancestor(msgspec.Struct, frozen=True, gc=False):
-    """An earlier epoch in a lineage. `is_condemned`: its bytes are damaged."""
+    """An earlier epoch in a lineage. `is_condemned` tells whether its data is damaged."""
 
     epoch: int
     root: str
@@ -27,7 +29,7 @@ class Ancestor(msgspec.Struct, frozen=True, gc=False):
 def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
     """Return the predecessors of a known epoch, newest first, up to the first predecessor that is not condemned.
 
-    Empty: only the initial states precede the epoch. None: a part of the lineage is forgotten.
+    Return an empty tuple if only the initial states precede the epoch. Return None if a part of the lineage is forgotten.
     """
     ancestors: list[Ancestor] = []
     plan, below = image.epochs[epoch].plan, epoch
@@ -43,7 +45,8 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return the newest complete epoch of a plan below a number, or the plan's line; None: that epoch is, or may be, forgotten."""
+    """Return a plan's newest complete epoch below `below`, or else the plan's recovery line. Return None if the predecessor is, or may be,
+    forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:
@@ -55,7 +58,7 @@ def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
 
 
 def _is_whole(image: FleetImage, plan: int) -> bool:
-    """Return whether no epoch begun under this plan is forgotten."""
+    """Return whether the plan is known and no epoch begun under it is forgotten."""
     plan_record = _plan(image, plan)
     return plan_record is not None and image.forgotten <= plan_record.begun_epoch
 
@@ -65,14 +68,14 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
-    """Return whether the fleet has abandoned complete epochs between an epoch and its predecessor."""
+    """Return whether the fleet has abandoned complete epochs between `after`, which is the predecessor, and `epoch`."""
     plan = image.epochs[epoch].plan
     passed_over = (CONDEMNED, VOID)
     return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
-    """Return the lowest epoch that must be kept while these epochs are not released, or None if there is none."""
+    """Return the lowest epoch that must be kept while the `pending` epochs are not released, or None if none must be kept."""
     lineages = [lineage_of(image, epoch) for epoch in pending]
     return min(
         [ancestors[-1].epoch if ancestors else 0 for ancestors in lineages if ancestors is not None], default=None
@@ -80,7 +83,7 @@ def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Return why the fleet cannot return to this epoch, with advice, or "" if it can."""
+    """Return why the fleet cannot return to this epoch, with advice, or "" if it can return."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""
@@ -104,7 +107,7 @@ def _named(image: FleetImage) -> str:
 
 
 def above(image: FleetImage, epoch: int) -> list[int]:
-    """Return the complete epochs that become void if the fleet returns to `epoch`, ascending."""
+    """Return the complete epochs, ascending, that become void if the fleet returns to `epoch`."""
     return [later for later, record in image.epochs.items() if later > epoch and record.status == COMPLETE]
 
 

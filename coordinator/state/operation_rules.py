@@ -1,29 +1,29 @@
-"""Rules of the log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
+"""Rules for log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
 these rules.
 
-*Definition.* The first operations of a log hold the fleet's definition and its initial agents. They come in several operations, each of
-which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names hold for agents
-created later, too.
+*Definition.* The first operations in a log contain the fleet's definition and its initial agents. There are several such operations, each
+of which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names also apply to
+agents created later.
 
 *Deaths* during turns are counted, so that a message that kills its process is not delivered forever. While a turn runs, its host keeps a
 mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's next process or the launcher
-reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds the limit gets no turn and
-becomes a dead letter. A run of a host is counted once, even if several processes report it.
+reads the mark, and the death is counted here for that turn. Plans carry the counts to hosts. A message whose count exceeds the limit gets
+no turn and becomes a dead letter. The death of a host's run is counted once, even if several processes report it.
 
-The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
-between turns: the new process may run other code.
+The count of a turn is reset when the turn has ended successfully. The counts for all agents of a host are reset when its process has ended
+between turns, because the new process may run different code.
 
-If several turns were running, all of them are counted. But if a turn that ran on the event loop was counted before, only such turns are
-counted: turns in threads last long and were probably not the cause.
+If several turns were running, all of them are counted. But if one of them ran on the event loop and has been counted before, only such
+turns are counted: turns in threads last long and were probably not the cause.
 
 *Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
 
-*Users.* The state holds only the digest of a token (`security/tokens.py`). A call of an operator or admin that changes the
-fleet is recorded with its token's digest in the audit log, and is refused here if the token is no longer valid. So a revoked token is
-useless on every replica from the log entry that revokes it.
+*Users.* The state contains only the digest of a token (`security/tokens.py`). When an operator or admin makes a call that changes the
+fleet, the call is recorded with its token's digest in the audit log. The record is refused here if the token is no longer valid. So on
+every replica, a revoked token is useless from the log entry that revokes it.
 
 Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
-bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Calls are numbered without gaps, so
+bounded, and so is each host's share of them: a host that exceeds its share evicts only its own entries. Calls are numbered without gaps, so
 dropped records can be counted.
 """
 
@@ -63,7 +63,7 @@ from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
-    """Define the fleet. Repeating the same definition changes nothing."""
+    """Define the fleet. A repetition of the same definition changes nothing; a different definition is refused."""
     image = state.image
     if image.agents_defined:
         if image.definition_digest == kind.definition_digest:
@@ -106,7 +106,7 @@ def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
 
 
 def next_ordinal(image: FleetImage) -> int:
-    """Return an ordinal that no agent of this fleet has had."""
+    """Return an ordinal that no agent of this fleet has had, and mark it as used."""
     image.next_ordinal += 1
     return image.next_ordinal - 1
 
@@ -135,7 +135,7 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
 
 
 def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
-    """Remove the records of lost and departed hosts; new hosts begin above their starts (G9)."""
+    """Remove the records of lost and departed hosts. The starts of new hosts are larger than those of the removed hosts (G9)."""
     image = state.image
     needed = [host for host in kind.hosts if host in image.hosts and not state.may_forget(host)]
     if needed:
@@ -146,7 +146,7 @@ def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
 
 
 def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
-    """Set or clear the drain mark of hosts; agents move with the next plan."""
+    """Set or clear the drain mark of hosts, whose agents move with the next plan."""
     records = [state.image.hosts[host] for host in kind.hosts if host in state.image.hosts]
     changed = [record for record in records if record.is_drained != kind.is_drained]
     for record in changed:
@@ -155,7 +155,7 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
 
 
 def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
-    """Record a host log and its newest batch, so that the hosts of later plans know them."""
+    """Record a host log and its newest batch, so that the hosts of later plans know both."""
     end = state.why_work_is_over(kind.host, kind.host_start, kind.plan)
     if end:
         return OperationResult(OVER, end)
@@ -172,13 +172,13 @@ def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
 
 
 DEATHS_KEPT = 256
-"""Largest number of turns whose deaths are counted; each takes some 200 bytes in the image and in each plan. The least recently counted
-turn is forgotten first."""
+"""Largest number of turns for which deaths are counted. Each takes about 200 bytes in the image and in each plan. The least recently
+counted turn is forgotten first."""
 
 
 def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
-    """Record that the process of the run in `record` ended during the turns `died_in`, or between turns as far as known if `died_in` is
-    empty."""
+    """Record that the process of the run in `record` ended during the turns `died_in`. If `died_in` is empty, the process ended between
+    turns, as far as is known."""
     if record.died == record.instance:
         return
     if not died_in:
@@ -198,12 +198,12 @@ def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDea
 
 
 def is_same(one: TurnDeath, other: TurnDeath) -> bool:
-    """Return whether both turns are about the same message for the same agent."""
+    """Return whether both turns handle the same message for the same agent."""
     return one.agent == other.agent and one.digest == other.digest
 
 
 def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
-    """Reset the count of deaths during a turn."""
+    """Reset the number of deaths counted for a turn."""
     others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
     is_changed = len(others) < len(image.deaths)
     image.deaths = others
@@ -242,20 +242,20 @@ def _short(end: EpochEnd) -> EpochEnd:
 
 
 TOKENS_MAX = 256
-"""Largest number of tokens; each call of a user compares its token with all of them."""
+"""Largest number of tokens, because each call of a user compares its token with all of them."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
-"""Numbers of admitted and refused calls kept. Each record takes some 500 bytes, so all take less than 2 MiB of the state's 16 MiB. Save the
-output of `snapline audit` regularly to keep more."""
+"""Numbers of admitted and of refused calls that are kept. Each record takes about 500 bytes, so all records take less than 2 MiB of the
+state's 16 MiB. To keep more records, save the output of `snapline audit` regularly."""
 
 HOST_SHARE = 8
-"""Divisor for the share of a table that one host's calls may fill: one eighth, which is 250 and 62 records."""
+"""Divisor that limits the share of a table that one host's calls may fill: one eighth, which is 250 admitted or 62 refused calls."""
 
 DIGEST_BYTES = 32
 
 
 def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int) -> OperationResult:
-    """Apply an operation on users: MakeToken, RevokeToken or RecordCall."""
+    """Apply an operation that concerns users: MakeToken, RevokeToken or RecordCall."""
     match kind:
         case op.MakeToken():
             return _make_token(image, kind, now_ns)
@@ -268,7 +268,7 @@ def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int)
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
     """Return the name and role of the token with this digest, or None if the token is not valid.
 
-    All tokens are compared in constant time, so the duration reveals nothing about them.
+    The digest is compared with all tokens in constant time, so the duration reveals nothing about them.
     """
     bearer = None
     for name, record in image.tokens.items():

@@ -1,4 +1,4 @@
-"""Placement of agents when a plan is committed: a pure function, equal on every replica."""
+"""Placement of agents when a plan is committed. The result is computed by a pure function, so it is equal on every replica."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,19 @@ def place(
 ) -> dict[str, str]:
     """Return the host of each agent.
 
-    An agent named by a rule belongs on the rule's hosts, if any of them is in `hosts`; other agents may be on any host. An agent on a
-    host where it belongs stays there; if `is_even`, only up to the host's share. The other agents are placed in the order given,
-    those named by a rule first. Each goes to the host with the least weight so far; ties go to the first host by name. So a host that
-    receives an agent without a rule exceeds the lightest host by at most the heaviest of the moved agents.
+    An agent named by a rule may be placed only on the rule's hosts, if any of them is in `hosts`. Other agents may be on any host. An agent
+    that is already on a host where it may be stays there; with `is_even`, only as long as the host's share is not exceeded. The remaining
+    agents are placed in the given order, those named by a rule first. Each goes to the host with the least weight so far; in a tie, to the
+    first host by name. So after a host receives an agent without a rule, it exceeds the lightest host by at most the heaviest of the moved
+    agents.
 
     Args:
-        agents: (agent, its current host or ""), in an order that is equal on every replica.
-        hosts: hosts that may get agents; not empty.
-        places: placement rules; the first rule that names an agent counts.
-        weights: host → weight of an agent that is currently on this host; agents of other hosts have the average weight. Ignored if
-            `is_even`; without weights all agents weigh the same.
-        is_even: spread the number of agents evenly over the hosts.
+        agents: pairs (agent, its current host or ""), in an order that is equal on every replica.
+        hosts: the hosts that may receive agents; not empty.
+        places: placement rules. The first rule that names an agent applies to it.
+        weights: host → weight of each agent that is currently on this host. Agents of other hosts have the average weight. The weights are
+            ignored if `is_even`; without weights, all agents have the same weight.
+        is_even: whether to spread the number of agents evenly over the hosts.
     """
     living, everywhere = list(agents), sorted(hosts)
     rule_hosts = _own_hosts([agent for agent, _ in living], everywhere, places) if places else {}
@@ -55,17 +56,17 @@ def place(
 
 
 def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
-    """Return whether `weights` is empty, or has one positive weight for each host."""
+    """Return whether `weights` is empty or contains one positive weight for each host."""
     return not weights or (len(weights) == len(hosts) and min(weights) > 0)
 
 
 def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
-    """Return host → weight of an agent on that host; empty: nothing was measured."""
+    """Return host → weight of each agent on that host. Return an empty dictionary if `weights` is empty."""
     return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
-    """Return agent → hosts in `hosts` where the agent belongs, for agents that a rule restricts."""
+    """Return agent → those of `hosts` where the agent may be placed, for agents that a rule restricts."""
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:
@@ -86,7 +87,8 @@ def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, 
 
 
 def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:
-    """Return host → number of its agents that may stay. The remainder of the division goes to the fullest hosts, so that few agents move."""
+    """Return host → number of its agents that may stay. The remainder of the division goes to the hosts with the most agents, so that few
+    agents move."""
     host_share, remainder = divmod(len(agents), len(hosts))
     load = dict.fromkeys(hosts, 0)
     for _, host in agents:
