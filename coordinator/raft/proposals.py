@@ -1,7 +1,7 @@
-"""Proposals of one replica: their outcomes, their time-outs, and counters.
+"""Proposals of one replica, with their outcomes, time-outs and counters.
 
-An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback, or *unknown* after its
-time-out, since the callback may never fire.
+An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback. If the callback is
+not called before the time-out, the outcome is *unknown*.
 """
 
 import asyncio
@@ -15,20 +15,21 @@ from snapline.telemetry.metrics import Distribution
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry is in the log permanently, and applied on this replica."""
+    """Outcome of an entry that is in the log permanently and has been applied on this replica."""
 
     result: object
-    """Return value of the machine's `apply` on this replica."""
+    """The value that the machine's `apply` returned on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry is not in the log, and this attempt will not add it."""
+    """Outcome of an entry that is not in the log, and that this attempt will not add."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome: the entry may be in the log, now or later. The caller proposes the same request again; the state recognises repetitions."""
+    """Outcome of an entry that may be in the log, now or later. The caller proposes the same request again; the state detects
+    duplicates."""
 
     reason: str
 
@@ -50,7 +51,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Translate the arguments of the library's callback into an outcome. Only codes that mean "not appended" are rejections."""
+    """Convert the arguments of the library's callback to an outcome. Only codes that mean "not appended" become rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)
@@ -63,15 +64,15 @@ T = TypeVar("T")
 
 
 class Pending:
-    """Futures of one event loop that receive the outcome of their proposal, or *unknown* after a time-out.
+    """Futures of one event loop, each of which receives the outcome of its proposal, or *unknown* after a time-out.
 
-    All futures share one timer, because a timer for each would be a seventh of a proposal's cost.
+    All futures share one timer, because a separate timer for each would take a seventh of the CPU time of a proposal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._deadlines: dict[asyncio.Future[Outcome], tuple[float, float]] = {}
-        """Future → (deadline by the loop's time, time-out), in seconds."""
+        """Future → (deadline by the loop's clock, time-out), both in seconds."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
 
@@ -79,7 +80,7 @@ class Pending:
         return len(self._deadlines)
 
     def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
-        """Return a future for one more proposal. The caller must `discard` the future once it has its outcome."""
+        """Return a future for one more proposal. The caller must call `discard` once the future has its outcome."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         at_s = self._loop.time() + timeout_s
         self._deadlines[future] = at_s, timeout_s
@@ -88,11 +89,11 @@ class Pending:
         return future
 
     def discard(self, future: "asyncio.Future[Outcome]") -> None:
-        """Stop waiting for a future."""
+        """Stop tracking a future."""
         del self._deadlines[future]
 
     def give_up(self, reason: str) -> None:
-        """Settle all futures as unknown."""
+        """Set the outcome of all futures to unknown."""
         for future in self._deadlines:
             settle(future, Unknown(reason))
 
@@ -113,30 +114,31 @@ class Pending:
 
 
 def settle(future: "asyncio.Future[T]", value: T) -> None:
-    """Set a future's result, unless it is done or cancelled."""
+    """Set a future's result, unless the future is done or cancelled."""
     if not future.done():
         future.set_result(value)
 
 
 def settle_error(future: "asyncio.Future[T]", error: BaseException) -> None:
-    """Set a future's exception, unless it is done or cancelled."""
+    """Set a future's exception, unless the future is done or cancelled."""
     if not future.done():
         future.set_exception(error)
 
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets of commit latency; the last bucket has none."""
+"""Upper bounds, in seconds, of the buckets for commit latency. A further bucket has no upper bound."""
 
 
 class Counters:
-    """Counters of one replica since its start. `commits_s`: durations of commits, in seconds."""
+    """Counters of one replica since its start. `commits_s` counts commits by their duration in seconds."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
         self.barriers = self.reads = 0
         self.ticks = self.tick_errors = 0
         self.tick_s_max = 0.0
-        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay below the election time-out."""
+        """Duration of the longest tick, in seconds. Dumps and slow disks cause long ticks, which must stay shorter than the election
+        time-out."""
         self.leader_changes = 0
         self.commits_s = Distribution(LATENCY_BUCKETS_S)
 

@@ -1,7 +1,7 @@
 """Hooks of the hardened node into PySyncObj, a check of the reviewed PySyncObj release, and the wake-up pipe.
 
-The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
-the names are checked at start; the tests also compare the hash of every file of the library.
+The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works only with that release. The version and
+the names are checked at the start; the tests also compare the hash of every file of the library.
 """
 
 import logging
@@ -19,7 +19,7 @@ from pysyncobj import syncobj as library
 from snapline.errors import LogError
 
 RELEASE = "0.3.17"
-"""The reviewed release. Older releases forget term and vote at a restart; newer releases are not reviewed."""
+"""The reviewed release. Older releases forget term and vote at a restart; newer releases have not been reviewed."""
 
 METHODS = (
     "_applyCommand",
@@ -57,10 +57,10 @@ ATTRIBUTES = (
     "_SyncObj__serializer",
     "_SyncObj__transport",
 )
-"""Attributes of a SyncObj, set by its constructor."""
+"""Attributes that the constructor of SyncObj sets."""
 
 GLOBALS = ("Serializer", "createJournal", "monotonicTime", "_RAFT_STATE", "_COMMAND_TYPE")
-"""Names in `pysyncobj.syncobj`."""
+"""Required names in the module `pysyncobj.syncobj`."""
 
 NOTIFIER_ATTRIBUTES = ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW")
 """Attributes of PySyncObj's PipeNotifier, which never closes its pipe."""
@@ -87,16 +87,16 @@ SHA256_OF_FILES = {
     "version.py": "0b8426a8b52ecf874193897d26c4214acbd85335145ea9ff17e27a22b1132943",
     "win_inet_pton.py": "75315fdf68bfa4219c2952b21077387be45a02c4f01db45c7355cdc883c8e9cc",
 }
-"""All files that importing the library reads, as reviewed."""
+"""The digests of all reviewed files that Python reads when it imports the library."""
 
 _swap_lock = threading.Lock()
 
 
 def check_release() -> None:
-    """Compare the installed library with the reviewed one.
+    """Check that the installed library is the reviewed one.
 
     Raises:
-        LogError: the library has another version, or a name is missing.
+        LogError: the library has another version or lacks a required name.
     """
     if version.VERSION != RELEASE:
         raise LogError(
@@ -108,7 +108,7 @@ def check_release() -> None:
 
 
 def missing_names() -> list[str]:
-    """Return hooked names that the installed library does not have."""
+    """Return the names that the hooks require but that the installed library does not have."""
     set_by = {
         **dict.fromkeys(ATTRIBUTES, library.SyncObj.__init__.__code__.co_names),
         **dict.fromkeys(NOTIFIER_ATTRIBUTES, pipe_notifier.PipeNotifier.__init__.__code__.co_names),
@@ -122,8 +122,8 @@ def missing_names() -> list[str]:
 def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
     """Make SyncObj's constructor use `SqliteJournal` and `DumpFile` instead of the library's classes (H1, H5).
 
-    The constructor takes both from globals of its module. They are swapped during one constructor call only, by one thread at a time,
-    so the library itself is unchanged.
+    The constructor looks up both classes in the globals of its module. These globals are replaced only during one constructor call, by one
+    thread at a time, so the library itself stays unchanged.
     """
     with _swap_lock:
         before = library.createJournal, library.Serializer
@@ -137,7 +137,7 @@ def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) ->
 def forbid_pickle() -> None:
     """Make the library unable to unpickle anything, in the whole process (H12).
 
-    This program pickles nothing, so bytes that reach one of the library's `load` calls are an attack.
+    This program pickles nothing, so bytes that reach one of the library's `load` functions are an attack.
     """
     library_pickle.load = library_pickle.loads = _refuse
 
@@ -147,14 +147,14 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class FalseAlarmFilter(logging.Filter):
-    """Log filter that drops a line of the library that is wrong with this journal.
+    """Log filter that drops one of the library's messages, which is wrong with this journal.
 
-    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
-    applied entries are never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
+    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back. With the kept tail (H4), applied entries are
+    never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to keep the line."""
+        """Return whether to keep the log record."""
         return not str(record.msg).startswith("truncating already-applied")
 
 
@@ -162,17 +162,20 @@ _false_alarms = FalseAlarmFilter()
 
 
 def drop_false_alarms() -> None:
-    """Install the filter in the library's logger. May be called again."""
+    """Install the filter in the library's logger. The function may be called again."""
     library.logger.addFilter(_false_alarms)
 
 
 class WakeUp:
-    """The library's notifier, which writes one byte for all proposals until commands are taken; the original writes one byte per proposal.
+    """The library's notifier, except that it writes one byte for all proposals made until commands are taken. The original writes one byte
+    per proposal.
 
-    Each write is a system call that releases the interpreter lock. The tick would then take and sync only the proposals made so far.
+    Each write is a system call that releases the interpreter lock. With the original, the tick would then take and sync only the proposals
+    made so far.
 
     Attributes:
-        later: schedules a call after the proposer's current work. If None, or on the tick thread, the byte is written at once.
+        later: function that schedules a call after the proposer's current work. If it is None, or on the tick thread, the byte is written
+            at once.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -184,10 +187,10 @@ class WakeUp:
         self._is_closed = False
 
     def notify(self) -> None:
-        """Wake the tick.
+        """Wake the tick thread.
 
-        Call it after queueing, from the tick thread or the thread of `later`: if `is_woken` is set, the tick will still
-        take the commands.
+        Call this method after queueing a command, from the tick thread or from the thread of `later`. If `is_woken` is set, the tick has
+        not taken the commands yet, so no byte is needed.
         """
         if self.is_woken:
             return
@@ -198,13 +201,13 @@ class WakeUp:
             self.later(self._write)
 
     def _write(self) -> None:
-        with self._closing:  # a closed descriptor's number may be reused
+        with self._closing:  # after a close, the descriptor's number may be reused
             if not self._is_closed:
-                with suppress(BlockingIOError):  # the pipe is full: the tick will wake
+                with suppress(BlockingIOError):  # the pipe is full, so the tick thread will wake anyway
                     self.pipe.notify()
 
     def close(self, poller: Any) -> None:
-        """Close the pipe, which the library would leak: two file descriptors per ended replica."""
+        """Close the pipe. The library would leak its two file descriptors for each replica that ends."""
         with self._closing:
             self._is_closed = True
             poller.unsubscribe(self.pipe._PipeNotifier__pipeR)

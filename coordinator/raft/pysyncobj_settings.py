@@ -1,7 +1,7 @@
-"""Settings of PySyncObj, each with its reason, and the class of replicas that the library uses.
+"""Settings of PySyncObj, with the reason for each, and the class of replicas that the library uses.
 
-The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
-`SafeSyncObj` adds the file names and the state's callables.
+The timings are based on measurements with three replicas on one busy machine (fsync: median 4 ms, maximum 716 ms). The sizes are design
+choices. `SafeSyncObj` adds the file names and the state functions.
 """
 
 import zlib
@@ -10,36 +10,37 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library has no types
 
 ENTRY_BYTES_MAX = 65_536
-"""Largest size of one proposed entry: a quarter of a batch, so the library never splits and pickles an entry."""
+"""Largest size, in bytes, of one proposed entry. It is a quarter of a batch, so the library never splits and pickles an entry."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Largest size of one AppendEntries, and of one piece of a dump; well below the 2 MiB limit of a server's message."""
+"""Largest size, in bytes, of one AppendEntries and of one piece of a dump. It is well below the 2 MiB limit on a message to a server."""
 
 QUEUE_COMMANDS_MAX = 4096
-"""Largest number of proposals and forwarded commands that wait for a tick; above the driver's limit of proposals in flight."""
+"""Largest number of proposals and forwarded commands that wait for a tick. It exceeds the driver's limit on proposals in flight."""
 
 COMPACTION_ENTRIES = 4000
 COMPACTION_ENTRIES_PER_RANK = 1000
-"""Number of entries that trigger a dump. The number differs by rank, so that replicas do not pause for a dump at the same time."""
+"""Numbers of entries that trigger a dump: for the replica of rank 0, and the increment per rank. Thus replicas do not pause for a dump at
+the same time."""
 
 COMPACTION_S = 3600.0
-"""Seconds between dumps triggered by time. The interval is long, since the number of entries should trigger dumps."""
+"""Time, in seconds, between dumps triggered by time. The interval is long, because the number of entries should trigger dumps."""
 
 JOURNAL_BYTES_MAX = 64 * 1024 * 1024
-"""Size, in bytes, of the entries since the last dump (held in memory) that triggers a dump."""
+"""Size, in bytes, of the entries since the last dump (kept in memory) that triggers a dump."""
 
 ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
-"""Election time-outs, in seconds: above the worst fsync and the longest pause for a dump. 0.35 to 0.7 s caused eleven elections within
-seconds."""
+"""Election time-outs, in seconds. They exceed the slowest fsync and the longest pause for a dump. With 0.35 to 0.7 s, there were eleven
+elections within seconds."""
 
 HEARTBEAT_S = 0.1
-"""Seconds between heartbeats; must be under a third of ELECTION_S_MIN."""
+"""Time between heartbeats, in seconds. It must be less than a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
-"""Seconds without a majority after which a leader steps down."""
+"""Time, in seconds, after which a leader that reaches no majority steps down."""
 
 TICK_S = 0.02
-"""Longest wait of a tick for an event, in seconds."""
+"""Longest time, in seconds, that a tick waits for an event."""
 
 
 def raft_configuration(
@@ -54,12 +55,12 @@ def raft_configuration(
     """Return the settings of one replica.
 
     Args:
-        rank: the replica's place in the sorted list of members, from 0.
-        compaction_entries: entries in the journal beyond which rank 0 makes a dump.
-        batch_bytes: size of one AppendEntries and of one piece of a dump; for tests. An entry must be smaller.
-        election_s: shortest and longest wait for a leader, in seconds.
+        rank: the replica's position in the sorted list of members, counted from 0.
+        compaction_entries: number of entries in the journal beyond which the replica of rank 0 makes a dump.
+        batch_bytes: size, in bytes, of one AppendEntries and of one piece of a dump; changed only in tests. An entry must be smaller.
+        election_s: shortest and longest time, in seconds, to wait for a leader.
         heartbeat_s: period of AppendEntries, in seconds.
-        fallback_s: see FALLBACK_S.
+        fallback_s: same as FALLBACK_S.
     """
     return SyncObjConf(
         autoTick=False,  # the driver's thread ticks
@@ -85,16 +86,16 @@ def raft_configuration(
 
 
 class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
-    """Replica with its permanent id and its address.
+    """A replica with its permanent id and its address.
 
-    The library iterates over sets of nodes. Their hash is equal in every process, so a seed reproduces a run.
+    The library iterates over sets of nodes. The hash of a node is equal in every process, so a seed reproduces a run.
     """
 
     def __init__(self, id: str, address: str) -> None:
         """Create a replica with an id and an address.
 
         Args:
-            id: the replica's name in the static list of members, such as `"c1"`; equal ids mean the same replica.
+            id: the replica's name in the static list of members, such as `"c1"`. Equal ids identify the same replica.
             address: `host:port` of the replica's gRPC server.
         """
         super().__init__(id, address=address)

@@ -1,23 +1,24 @@
-"""Replica of the log, and its driver: a thread that runs Raft's ticks, and an asyncio interface for proposals and reads.
+"""A replica of the log, and its driver: a thread that runs Raft's ticks, with an asyncio interface for proposals and reads.
 
 Theory of operation
 -------------------
-A `Replica` consists of streams on the event loop, a Raft node on its own thread, and a driver that connects the two.
+A `Replica` consists of streams on the event loop, a Raft node on a separate thread, and a driver that connects the two.
 
 pysyncobj is single-threaded; only proposing is safe from other threads. So one thread creates, ticks and destroys the node. Other calls
-(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue; one signal makes the loop empty
-it.
+(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue, and one signal makes the loop
+empty the queue.
 
-*Proposals.* A callback may never fire, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
-after which its outcome is *unknown*; its caller proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight, and
-further ones are rejected at once, so memory is bounded.
+*Proposals.* A callback may never be called, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
+after which its outcome is *unknown*; its caller then proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight.
+Further proposals are rejected at once, so memory is bounded.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off may still answer for a while after its
-successor was elected. So a read waits until an empty entry (a barrier), proposed after the read began, is applied here: then this replica
-has applied everything acknowledged before. The reply is built at that moment, on the tick thread. Readers share barriers. A reader that
-arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the read.
+*Reads (linearizable, Herlihy and Wing 1990).* There are no leases, so a leader that is cut off may still answer for a while after its
+successor was elected. Therefore a read waits until an empty entry (a barrier), proposed after the read began, is applied on this replica.
+At that moment this replica has applied everything acknowledged before the read, and the tick thread builds the reply. Readers share
+barriers. A reader that arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the
+read.
 
-*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
+*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks the process ends, since the node's
 memory may be corrupt.
 """
 
@@ -59,17 +60,19 @@ from snapline.security.transport import Security
 _log = logging.getLogger("snapline.coordinator.raft")
 
 IN_FLIGHT_MAX = 1024
-"""Largest number of proposals in flight: a quarter of the library's queue, which also takes proposals forwarded by other replicas."""
+"""Largest number of proposals in flight. It is a quarter of the library's queue, which also contains proposals forwarded by other
+replicas."""
 
 PROPOSE_S = 5.0
-"""Time limit of a proposal. It is longer than one and a half elections, so most proposals during an election are answered."""
+"""Time limit, in seconds, for a proposal. It is longer than one and a half elections, so most proposals made during an election are
+answered."""
 
 READ_S = 5.0
 BARRIER_S = 1.0
-"""Seconds after which another barrier is tried, because the frame of the first may be lost."""
+"""Time, in seconds, after which another barrier is tried, because the frame of the first one may be lost."""
 
 RETRY_S = 0.05
-"""Seconds between failed barriers, which fail at once if there is no leader."""
+"""Time, in seconds, between failed barriers, which fail at once if there is no leader."""
 
 TRANSFER_S = 5.0
 STATUS_S = 5.0
@@ -82,12 +85,12 @@ T = TypeVar("T")
 
 
 class RaftDriver:
-    """Driver of one replica for asyncio. Create it, `start` it, and use it from one event loop.
+    """Asyncio driver of one replica. Create it, `start` it, and use it from one event loop.
 
     Attributes:
-        standing: the leader, as far as this replica knows; immutable, replaced when it changes.
+        standing: the current term and leader, as far as this replica knows. The object is immutable and replaced when they change.
         counters: counters of this replica; read only.
-        failure: why the tick thread has ended by itself; None: the thread has not failed.
+        failure: the error that ended the tick thread; None if the thread has not failed.
     """
 
     def __init__(
@@ -97,12 +100,12 @@ class RaftDriver:
         *,
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Create the driver; nothing runs before `start`.
+        """Create the driver. Nothing runs before `start`.
 
         Args:
-            make_node: called on the tick thread; the node's transport must drain `inbox`.
+            make_node: function that creates the node, called on the tick thread. The node's transport must empty `inbox`.
             inbox: inbox of the node's streams.
-            on_standing: called on the loop when `standing` has changed; must not block.
+            on_standing: function called on the loop when `standing` has changed. It must not block.
         """
         self.standing = Standing()
         self.counters = Counters()
@@ -118,7 +121,7 @@ class RaftDriver:
         self._answers: deque[Callable[[], None]] = deque()
         self._is_signalled = False
         self._ticking = 0
-        """Identifier of the tick thread while it ticks."""
+        """Identifier of the tick thread while the thread is running ticks, otherwise 0."""
         self._barrier = _Barrier(self)
 
     async def start(self) -> None:
@@ -133,7 +136,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica; the outcome of unanswered proposals is unknown. May be called again."""
+        """End the replica. The outcome of unanswered proposals is then unknown. The method may be called again."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:
@@ -143,11 +146,11 @@ class RaftDriver:
     # ---- proposing --------------------------------------------------------------------------------------------------
 
     async def propose(self, entry: bytes, *, timeout_s: float = PROPOSE_S) -> Outcome:
-        """Commit `entry`, and wait until it is applied here.
+        """Propose `entry`, and wait until it is committed and applied on this replica.
 
         Args:
-            entry: 1 to ENTRY_BYTES_MAX bytes, as the machine's `apply` takes them.
-            timeout_s: seconds to wait, after which the outcome is unknown.
+            entry: 1 to ENTRY_BYTES_MAX bytes that the machine's `apply` can handle.
+            timeout_s: time, in seconds, after which the outcome is unknown.
 
         Raises:
             UsageError: the entry is empty, or too large (MessageTooLargeError).
@@ -165,7 +168,7 @@ class RaftDriver:
             return self._counted(await future, began_s)
         except UsageError:
             raise
-        except Exception as error:  # the entry may be queued
+        except Exception as error:  # the entry may already be queued
             _log.exception("proposing")
             return self._counted(Unknown(f"proposing raised {error!r}"), began_s)
         finally:
@@ -182,10 +185,10 @@ class RaftDriver:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def read(self, build: Callable[[], T], *, timeout_s: float = READ_S) -> T:
-        """Return `build()`, called on the tick thread once the state holds everything acknowledged before this call.
+        """Return the value of `build()`, which is called on the tick thread once the state contains everything acknowledged before this
+        call.
 
-        `build` must return an immutable value and not change the state. An exception that it raises is raised here.
-
+        `build` must return an immutable value and must not change the state. An exception that it raises is raised by this method.
         Raises:
             CoordinatorUnavailableError: no majority answered in time.
             LogError: the replica has ended.
@@ -205,17 +208,17 @@ class RaftDriver:
         )
 
     async def wait_ready(self, *, timeout_s: float = READ_S) -> None:
-        """Wait until a barrier that this replica proposed has succeeded. Raises the same errors as `read`."""
+        """Wait until a barrier that this replica has proposed succeeds. Raise the same errors as `read`."""
         await self.read(lambda: None, timeout_s=timeout_s)
 
     # ---- for operators ----------------------------------------------------------------------------------------------
 
     async def status(self, *, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """Return this replica's status. Raises CoordinatorUnavailableError if its thread does not answer in time."""
+        """Return this replica's status. Raise CoordinatorUnavailableError if the tick thread does not answer in time."""
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Transfer the leadership to another replica; return the new leader. `to=None`: the replica with the largest part of the log.
+        """Transfer the leadership to another replica, and return the new leader. If `to` is None, choose the replica with the longest log.
 
         Raises:
             UsageError: this replica does not lead, or `to` does not name another replica.
@@ -242,11 +245,11 @@ class RaftDriver:
 
     @property
     def is_learner(self) -> bool:
-        """Return whether this replica lost its log and may not vote yet; may be slightly stale."""
+        """Return whether this replica has lost its log and may not vote yet. The value may be slightly stale."""
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, with times in seconds. Values of the journal may be slightly stale."""
+        """Return counters and gauges by name, with times in seconds. Values that concern the journal may be slightly stale."""
         counters, standing = self.counters, self.standing
         journal = self._node._SyncObj__raftLog if self._node is not None else None
         values = {
@@ -281,11 +284,10 @@ class RaftDriver:
     # ---- between the threads ----------------------------------------------------------------------------------------
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
-        """Run `call` on the loop, from any thread, in order; one signal wakes the loop for all waiting calls.
+        """Run `call` on the loop, from any thread. Calls run in order, and one signal wakes the loop for all waiting calls.
 
-        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many
-        answers. So a tick signals the entries that it has applied before it waits for the disk, and signals the rest at
-        its end.
+        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many answers. Therefore a
+        tick sends one signal for the entries that it has applied, before it waits for the disk, and another at its end.
         """
         self._answers.append(call)
         if threading.get_ident() != self._ticking:
@@ -297,7 +299,7 @@ class RaftDriver:
             call_soon(self._loop, self._run_answers)
 
     def _run_answers(self) -> None:
-        self._is_signalled = False  # cleared first: a caller that finds it set has appended its call
+        self._is_signalled = False  # cleared first, because a caller that finds it set has already appended its call
         while self._answers:
             try:
                 self._answers.popleft()()
@@ -405,7 +407,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to start an election; return False if that replica is not up to date."""
+        """Ask another replica to start an election. Return False if that replica is not up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -419,7 +421,7 @@ class RaftDriver:
 
 
 class _Barrier:
-    """Readers that wait for the barrier in flight, and for the next one."""
+    """The readers that wait for the barrier in flight, and those that wait for the next one."""
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver
@@ -434,7 +436,7 @@ class _Barrier:
             self._task = asyncio.create_task(self._serve())
 
     def give_up(self, reason: str) -> None:
-        """Fail all readers. Runs on the event loop."""
+        """Fail all waiting readers. Runs on the event loop."""
         for reader in self._next + self._under_way:
             settle_error(reader.future, CoordinatorUnavailableError(reason))
         self._next = self._under_way = []
@@ -449,14 +451,14 @@ class _Barrier:
                 self._under_way = [reader for reader in self._under_way if not (has_succeeded or reader.future.done())]
                 if self._under_way:
                     await asyncio.sleep(RETRY_S)
-                    # A new barrier is proposed after the reads of later readers, so it serves those readers, too.
+                    # A new barrier is proposed after the later readers' reads began, so it serves those readers too.
                     self._under_way, self._next = self._under_way + self._next, []
 
     async def _try_once(self, readers: "list[_Reader]") -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def passed(_: object, code: int | None) -> None:
-            # Runs on the tick thread, because only at this moment the state is as of the barrier.
+            # Runs on the tick thread, because only at this moment does the state match the barrier's position in the log.
             if code == FAIL_REASON.SUCCESS:
                 for reader in readers:
                     reader.build_reply(self._driver)
@@ -472,7 +474,7 @@ class _Barrier:
 
 
 class _Reader:
-    """Reader that waits for a barrier."""
+    """A reader that waits for a barrier."""
 
     __slots__ = ("_build", "future")
 
@@ -481,7 +483,7 @@ class _Reader:
         self._build: Callable[[], Any] = build
 
     def build_reply(self, driver: RaftDriver) -> None:
-        """Build the reply. Runs on the tick thread."""
+        """Build the reply and pass it to the reader. Runs on the tick thread."""
         if self.future.done():
             return
         try:
@@ -494,13 +496,13 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a replica.
 
     Attributes:
-        node: its id, one of `members`.
-        members: id → "host:port" of all replicas; the same everywhere, permanently.
-        folder: folder of its files, on a local disk, used by this replica alone.
-        cluster: name of the cluster; files and replicas of another one are refused.
+        node: id of the replica, which is one of `members`.
+        members: id → "host:port" for all replicas. It is the same on every replica and never changes.
+        folder: folder for the replica's files, on a local disk and used by this replica alone.
+        cluster: name of the cluster. Files and replicas of another cluster are refused.
         marks: storage of the log marks, shared by all replicas and outside their folders.
-        security: certificates of role coordinator, or loopback only.
-        configuration: settings of the library; default: `raft_configuration` with this replica's rank.
+        security: certificates for the role coordinator, or loopback only.
+        configuration: settings of the library; None means `raft_configuration` with this replica's rank.
     """
 
     node: str
@@ -513,11 +515,11 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica:
-    """Replica of the coordinator's log. Create it on the event loop that serves, and `start` it once its server is bound.
+    """A replica of the coordinator's log. Create it on the event loop that serves requests, and `start` it once its server is bound.
 
     Attributes:
-        driver: proposals, reads, status.
-        streams: Raft streams, to be added to the server.
+        driver: the driver, for proposals, reads and status.
+        streams: the Raft streams, which must be added to the server.
     """
 
     def __init__(
@@ -528,12 +530,13 @@ class Replica:
         on_alarm: Callable[[str], None],
         on_standing: Callable[[Standing], None] | None = None,
     ) -> None:
-        """Create the replica; nothing runs yet.
+        """Create the replica. Nothing runs before `start`.
 
         Args:
-            machine: the replicated state; called on the tick thread only.
-            on_alarm: called on the tick thread with a sentence for operators; must return at once.
-            on_standing: see RaftDriver.
+            options: options of the replica.
+            machine: the replicated state machine, which is called only on the tick thread.
+            on_alarm: function called on the tick thread with a sentence for operators. It must return at once.
+            on_standing: same as in `RaftDriver`.
 
         Raises:
             UsageError: the members are inconsistent.
@@ -562,20 +565,20 @@ class Replica:
         self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Accept the other replicas' streams on `server`, which is not started yet."""
+        """Accept the other replicas' streams on `server`, which has not been started yet."""
         self.streams.add_to_server(server)
 
     async def start(self) -> None:
-        """Open the files and join the cluster. Raises LogError if the files are damaged or cannot be read."""
+        """Open the files and join the cluster. Raise LogError if the files are damaged or cannot be read."""
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the replica; the files remain. May be called again."""
+        """End the replica; its files remain. The method may be called again."""
         await self.driver.stop()
         await self.streams.stop()
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, for Prometheus; times in seconds."""
+        """Return counters and gauges by name, for Prometheus, with times in seconds."""
         streams = self.streams
         return self.driver.metrics() | {
             "raft_streams_opened_total": float(streams.opened),
