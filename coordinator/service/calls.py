@@ -1,5 +1,5 @@
-"""Common parts of all calls to the coordinator: errors are converted to gRPC statuses, and a replica that does not lead names the leader to
-its callers."""
+"""Common parts of all calls to the coordinator. Errors are converted to gRPC statuses, and a replica that does not lead tells its callers
+which replica leads."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,14 +30,15 @@ class LeaderHint:
         self._members = members
 
     def sentence(self) -> str:
-        """Return a sentence that says why this replica does not answer."""
+        """Return a sentence that says why this replica does not answer the call."""
         leader = self._leadership.leader
         if leader and not self._replica.driver.standing.is_leader:
             return f"another replica, {leader}, leads the coordinator"
         return "no replica leads the coordinator just now"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the trailing metadata of a call that this replica does not answer: the leader's address, if known."""
+        """Return the trailing metadata for a call that this replica does not answer. It contains the leader's address, or "" if the address
+        is unknown."""
         leader = self._leadership.leader
         is_other = leader in self._members and not self._replica.driver.standing.is_leader
         address = self._members[leader] if is_other else ""
@@ -45,7 +46,7 @@ class LeaderHint:
 
 
 class Servicer(Protocol):
-    """Interface that `with_grpc_errors` needs of a servicer."""
+    """Interface that `with_grpc_errors` requires from a servicer."""
 
     @property
     def leader_hint(self) -> LeaderHint: ...
@@ -57,7 +58,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """Return the gRPC status for `error`."""
+    """Return the gRPC status code for `error`."""
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
@@ -76,7 +77,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
 def with_grpc_errors(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
-    """Decorate a call so that its errors are sent to the caller with their own text."""
+    """Decorate a gRPC handler so that its errors are sent to the caller with their own text."""
 
     @functools.wraps(call)
     async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:

@@ -1,6 +1,6 @@
-"""Metrics of a coordinator's process (`telemetry/metrics.py`): of its replica and, while it leads, of the fleet.
+"""Metrics of a coordinator process (`telemetry/metrics.py`), which describe its replica and, while it leads, the fleet.
 
-A replica that does not lead omits the fleet's metrics, so sums over replicas count no value twice.
+A replica that does not lead omits the fleet's metrics, so a sum over replicas counts no value twice.
 """
 
 import time
@@ -151,7 +151,7 @@ class CoordinatorMetrics:
         self._wall_ns = wall_ns
 
     async def read(self) -> Readings:
-        """Read all metrics now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer."""
+        """Read all current metrics. Raise CoordinatorUnavailableError if the thread that runs Raft does not answer."""
         raft, runner = await self._read_raft(), self._leadership.runner
         return raft if runner is None else {**raft, **self._read_fleet(runner.standing()), **self._read_figures()}
 
@@ -201,7 +201,7 @@ class CoordinatorMetrics:
         }
 
     def _read_rollback(self) -> Readings:
-        """Return the figures of the last finished recovery."""
+        """Return the figures of the last recovery that has finished."""
         state = self._state
         done = [plan for plan in state.image.plans if plan.number > state.start_plan and plan.done_ns]
         if not done:

@@ -1,8 +1,9 @@
-"""The coordinator's log, replicated with Raft (`raft/`). One replica and several replicas use the same code.
+"""The coordinator's log, which is replicated with Raft (`raft/`). One replica and several replicas use the same code.
 
-The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
-everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
-proposer gets the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no lock.
+The state is kept twice. Raft applies entries, and freezes and restores the state, on a separate thread. The leader, the servicer and all
+other code read the state on the event loop. So the loop has its own copy, to which the same entries are applied in the same order, each
+before its proposer receives the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no
+lock.
 """
 
 import logging
@@ -23,10 +24,10 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class MirroredMachine:
-    """The state machine that Raft drives, and its mirror on the loop.
+    """The state machine that Raft drives, and its copy on the event loop.
 
     Attributes:
-        state: the mirror; read it on the event loop only. The attribute always refers to the same object.
+        state: the copy, which may be read only on the event loop. The attribute always refers to the same object.
     """
 
     def __init__(self) -> None:
@@ -35,13 +36,13 @@ class MirroredMachine:
         self._post: Post = lambda _: None
 
     def post_with(self, post: Post) -> None:
-        """Set the function that posts calls to the loop, in order. Call it before the replica starts."""
+        """Set the function that posts calls to the loop, in order. This method must be called before the replica starts."""
         self._post = post
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
     def apply(self, entry: bytes) -> OperationResult:
-        """Apply one committed entry. Raises LogError if the entry is not an operation; then the process must end."""
+        """Apply one committed entry. Raise LogError if the entry is not an operation; the process must then end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
         return result
@@ -51,7 +52,7 @@ class MirroredMachine:
         return self._own.freeze()
 
     def restore(self, image: bytes) -> None:
-        """Replace the state by one from a dump of this replica or of the leader."""
+        """Replace the state with the state in a dump of this replica or of the leader."""
         self._own = FleetState.restore(image)
         self._post(partial(self._take, image))
 
@@ -65,7 +66,7 @@ class MirroredMachine:
 
 
 class RaftLog:
-    """Log to which a leader proposes operations.
+    """The log to which a leader proposes operations.
 
     A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
     """
@@ -88,11 +89,11 @@ class RaftLog:
 
 
 class ReplicatedLog(Protocol):
-    """Log of a leader's decisions, which are committed before they take effect."""
+    """The log of a leader's decisions, which are committed before they take effect."""
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
         """Commit and apply `entry`.
 
-        Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
-        Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
+        Return Committed with the state machine's result, Rejected if the entry is not in the log and never will be, or otherwise Unknown.
+        After Unknown, the caller proposes the same request again. Raise LogError if the log has ended permanently.
         """

@@ -1,8 +1,8 @@
-"""gRPC service of the coordinator: converts between protobuf messages and structs.
+"""The coordinator's gRPC service, which converts between protobuf messages and structs.
 
-The entries of a host's message are counted before the message is parsed; a message in parts is joined first. Tool
-requests about hosts are checked before they reach the leader core. The outcomes of past epochs (`snapline snapshot
-history`) come from the replicated state, so they survive a change of leader.
+The entries of a host's message are counted before the message is parsed. If a message arrives in parts, the parts are joined first.
+Requests from tools about hosts are checked before they reach the leader core. The outcomes of past epochs (`snapline snapshot history`)
+come from the replicated state, so they survive a change of leader.
 """
 
 import asyncio
@@ -83,22 +83,22 @@ from snapline.storage.store.store import Store
 _log = logging.getLogger("snapline.coordinator")
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""Largest message that is parsed without counting its entries. Even with the shortest entries, such a message takes only a few MiB of
-memory."""
+"""Largest size, in bytes, of a message that is parsed without counting its entries. Even with the shortest entries, such a message takes
+only a few MiB of memory."""
 
 HOST_MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
-"""Limits of a message in parts; hosts send parts of 1 MiB."""
+"""Limits on the size, in bytes, and the number of parts of a message that is sent in parts. Hosts send parts of 1 MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
-"""Limits on the entries and numbers of a larger message. A fleet definition has an entry and two fields for each possible agent. A report
-has the names of all agents, the names of twice as many departed agents, and numbers for 40 channels of each agent."""
+"""Limits on the entries and numbers in a larger message. A fleet definition has an entry and two fields for each possible agent. A report
+has the names of all agents and of up to twice as many departed agents, and numbers for 40 channels of each agent."""
 
 
 def read_host_message(data: bytes) -> HostMessage:
     """Decode a host's message.
 
     Raises:
-        ProtocolError: the data are not a host's message, or exceed the limits.
+        ProtocolError: the data is not a host's message, or exceeds the limits.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -106,14 +106,14 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """Joins the parts of messages that one host sends."""
+    """Joins the parts of the messages that one host sends."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
     def take(self, data: bytes) -> HostMessage | None:
-        """Add received data and return the complete message, or None if more parts of the message follow.
+        """Add received data. Return the complete message, or None if more parts of it follow.
 
         Raises:
             ProtocolError: the message is too large, or `read_host_message` rejects it.
@@ -137,11 +137,11 @@ Hosts = Mapping[str, HostRecord]
 
 
 def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that the agents of these hosts may be moved away.
+    """Check that agents may be moved away from the `drained` hosts, and that all named hosts exist.
 
     Raises:
-        NotFoundError: there is no such host.
-        UsageError: no host would be left.
+        NotFoundError: one of the hosts does not exist.
+        UsageError: no host would be left for the agents.
     """
     for host in (*drained, *resumed):
         _record_of(hosts, host)
@@ -155,10 +155,11 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive and that its current start is `host_start`; 0 accepts any start.
+    """Check that the host is alive and that its current start is `host_start`. If `host_start` is 0, accept any start.
 
     Raises:
-        NotFoundError, UsageError: the host does not exist, or the check fails.
+        NotFoundError: the host does not exist.
+        UsageError: the host is not alive, or its current start differs.
     """
     record = _record_of(hosts, host)
     if host_start and record.start != host_start:
@@ -171,7 +172,8 @@ def check_forgetting(state: FleetView, host: str) -> None:
     """Check that the host's record is no longer needed.
 
     Raises:
-        NotFoundError, UsageError: the host does not exist, or its record is still needed.
+        NotFoundError: the host does not exist.
+        UsageError: the host's record is still needed.
     """
     record = _record_of(state.image.hosts, host)
     if not state.may_forget(host):
@@ -190,9 +192,9 @@ NS, DIGITS = 1e9, 6
 
 
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """Return the newest ended epochs, oldest first.
+    """Return the newest epochs that have ended, oldest first.
 
-    Figures that nobody reported are null. `stored` has all epochs that are in the store now.
+    Figures that were not reported are null. `stored` lists all epochs that are currently in the store; None if this is unknown.
     """
     image = state.image
     rows = [_row(end, state) for end in image.ends]
@@ -220,7 +222,8 @@ def _row(end: EpochEnd, state: FleetView) -> Rows:
 
 
 def _status(end: EpochEnd, state: FleetView) -> str:
-    """Return the epoch's status: "aborted"; "complete", "condemned" or "void" while the epoch is kept; "forgotten" afterwards."""
+    """Return "aborted" for an aborted epoch. For a completed epoch, return "complete", "condemned" or "void" while it is kept, then
+    "forgotten"."""
     if not end.is_complete:
         return "aborted"
     record = state.image.epochs.get(end.epoch)
@@ -252,20 +255,21 @@ FIGURES = (
 )
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Largest size of a snapshot's states and messages in one answer. The other half is for names and counters: 4 MiB for ten thousand agents."""
+"""Largest size, in bytes, of a snapshot's states and messages in one answer. The other half of the answer is for names and counters: 4 MiB
+for ten thousand agents."""
 
 LISTING_S = 2.0
-"""Time limit, in seconds, for the store to list its epochs; after it the history is shown without the store's list."""
+"""Time limit, in seconds, for the store to list its epochs. After that, the history is shown without the list."""
 
 ANSWER_S = 0.1
-"""Seconds between the answer and the end of the process, so that the answer can be sent."""
+"""Time, in seconds, between the answer and the end of the process, so that the answer can be sent."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
-"""Fields of a host's heartbeat and status whose sums over all hosts appear in the fleet's status."""
+"""Fields of a host's heartbeat and status whose sums over all hosts are part of the fleet's status."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
-    """gRPC handlers of the coordinator for hosts and tools."""
+    """The coordinator's gRPC handlers for calls from hosts and tools."""
 
     def __init__(
         self,
@@ -300,8 +304,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """Serve one stream of a host until the leadership ends: pass the host's messages to the leader core and the core's directives to
-        the host."""
+        """Serve one stream of a host until this replica's leadership ends. Pass the host's messages to the leader core, and the core's
+        directives to the host."""
         runner = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
@@ -330,7 +334,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.runner
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """Read and check the stream's first message, which identifies the host. No other message is processed before."""
+        """Read and check the stream's first message, which identifies the host. Until then, no other message is processed."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:
@@ -367,7 +371,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return runner
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
-        """Ensure that later reads see every change acknowledged before this call (linearizable reads)."""
+        """Ensure that later reads see every change that was acknowledged before this call (linearizable reads)."""
         if not is_stale_allowed:
             self._leading()
             await self._replica.driver.read(lambda: None)
@@ -436,7 +440,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
-        """Begin an epoch manually; answer when it has ended."""
+        """Begin an epoch manually, and answer when the epoch has ended."""
         begun_ns = time.monotonic_ns()
         answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
         return pb.SnapshotOutcome(
@@ -508,7 +512,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
-        """Return what a restore would undo."""
+        """Return what work and outputs a restore would undo."""
         await self._be_current()
         preview = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(preview)
@@ -524,7 +528,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Return the hosts of agents to tools and to clients, which call these hosts."""
+        """Return the hosts on which agents are placed, to tools, or to clients that then call these hosts."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
@@ -533,7 +537,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
-        """Handle a launcher's report that a host process has ended. `is_known` in the answer: the fleet counts this run as alive."""
+        """Handle a launcher's report that a host process has ended. In the answer, `is_known` says whether the fleet counted this run as
+        alive."""
         await self._check_own(context, HOST, request.host)
         runner = self._leading()
         record = self._state.image.hosts.get(request.host)
@@ -544,7 +549,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
-        """Handle a host's report that its process is alive although its event loop is blocked."""
+        """Handle a host's report that its process is alive but its event loop is blocked."""
         await self._check_own(context, HOST, request.host)
         self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
         return pb.ReportHostBusyReply()
@@ -583,7 +588,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """Check that a caller with this role acts only for itself; callers with other permitted roles may act for all."""
+        """If the caller has this role, check that it acts only for itself. Callers with other permitted roles may act for others."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -594,23 +599,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
-        """Return released outputs; if there are none, wait for one."""
+        """Return released outputs. If there are none after the cursor, wait for a release."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
     @with_grpc_errors
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
-        """Return consumers and their positions."""
+        """Return all consumers of outputs, with their positions."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
     @with_grpc_errors
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
-        """Acknowledge outputs: move a consumer's cursor."""
+        """Move a consumer's cursor, which acknowledges the outputs before it."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
     @with_grpc_errors
     async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
-        """Delete a consumer."""
+        """Delete a consumer of outputs."""
         await self._outputs.forget(request.name)
         return pb.ForgetConsumerReply()
 
@@ -635,7 +640,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Transfer the leadership to another replica. A replica may only give up its own leadership."""
+        """Transfer the leadership to another replica. A replica may only transfer its own leadership."""
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
@@ -647,9 +652,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End this replica's process after the answer is sent.
+        """End a replica's process. If it is this replica, end it after the answer has been sent.
 
-        The leader records a call for another replica before it forwards the call.
+        For another replica, the leader forwards the call after it has recorded the call.
         """
         name = request.name
         if name not in self._members:
@@ -667,9 +672,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        """Return the whole replicated state, including every change acknowledged before the call."""
+        """Return the whole replicated state, including every change that was acknowledged before the call."""
         await self._be_current()
         image = await asyncio.to_thread(
             zlib.compress, self._state.freeze(), 1
-        )  # compression shrinks a large state to a tenth, which fits into an answer
+        )  # compression shrinks a large state to a tenth of its size, which fits into an answer
         return pb.BackupReply(image=image, cluster=self._store.store_id)
