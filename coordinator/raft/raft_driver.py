@@ -189,6 +189,7 @@ class RaftDriver:
         call.
 
         `build` must return an immutable value and must not change the state. An exception that it raises is raised by this method.
+
         Raises:
             CoordinatorUnavailableError: no majority answered in time.
             LogError: the replica has ended.

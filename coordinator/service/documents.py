@@ -70,6 +70,7 @@ def show_document(
         describe_message: function that describes a message; None means generic decoding.
         contents_bytes_max: limit, in bytes, on all states and messages together, as JSON. For values beyond the limit, only the size is
             shown. None means no limit.
+
     Raises:
         NotFoundError: the snapshot or the agent does not exist.
         DamagedDataError: a file of the snapshot is damaged.
