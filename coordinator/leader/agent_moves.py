@@ -46,7 +46,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Operators' requests to move agents. Volatile, except for the drain marks in the log."""
+    """Operators' requests to move agents. This state is volatile, except for the drain marks in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
@@ -205,7 +205,7 @@ class _Measure(msgspec.Struct):
 
 
 class Loads:
-    """The measured load of hosts. Volatile, because the next leader measures again."""
+    """The measured load of hosts. This state need not be durable, because the next leader measures again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

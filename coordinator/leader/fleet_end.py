@@ -66,7 +66,8 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Quiescence:
-    """The requested holds, and the hosts that have answered them. Volatile, because the streams of a new leader end all holds."""
+    """The requested holds, and the hosts that have answered them. This state need not be durable, because the streams of a new leader end
+    all holds."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -160,7 +161,7 @@ class _LastEpoch(msgspec.Struct, frozen=True):
 
 
 class Departures:
-    """Processes that wait to leave. Volatile, because hosts repeat their requests on every new stream."""
+    """Processes that wait to leave. This state need not be durable, because hosts repeat their requests on every new stream."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -263,7 +264,8 @@ class StopDecision(msgspec.Struct, frozen=True):
 
 
 class StopQuestion:
-    """Open queries about whether `stop_when` holds, and the decision to end the fleet. Volatile, because a new leader asks again."""
+    """Open queries about whether `stop_when` holds, and the decision to end the fleet. This state need not be durable, because a new leader
+    asks again."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence

@@ -45,7 +45,7 @@ Source = Callable[[], Sequence[Concern]]
 
 
 class Concerns:
-    """The fleet's concerns. Volatile, because a new leader collects them again."""
+    """The fleet's concerns. This state need not be durable, because a new leader collects them again."""
 
     def __init__(self, shared: LeaderState, sources: Sequence[Source]) -> None:
         self._shared = shared
@@ -118,7 +118,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 
 class ProcessWatch:
-    """The latest reports of processes about themselves. Volatile, because processes repeat their reports."""
+    """The latest reports of processes about themselves. This state need not be durable, because processes repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -179,7 +179,7 @@ NAMED_MAX = 10
 
 
 class MissingHosts:
-    """Monitor of missing hosts. Volatile, because a new leader gives the hosts time to reconnect."""
+    """Monitor of missing hosts. This state need not be durable, because a new leader gives the hosts time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared

@@ -85,7 +85,7 @@ class Readable(msgspec.Struct, frozen=True):
 
 
 class LineCheck:
-    """Checks whether a recovery line is readable, one line at a time. Volatile."""
+    """Checks whether a recovery line is readable, one line at a time. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -108,7 +108,7 @@ class LineCheck:
         return False
 
     def on_checked(self, event: LineChecked) -> None:
-        """Handle the result of a read."""
+        """Handle the result of a CheckLine command."""
         stage = self._stage
         if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
@@ -152,7 +152,7 @@ LoadingProgress = tuple[int, int, int]
 
 
 class PlanAnswers:
-    """The hosts that have not answered the current plan, and how long they may take to answer. Volatile."""
+    """The hosts that have not answered the current plan, and how long they may take to answer. This state is volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -231,14 +231,14 @@ The limit is high because one message may crash many agents, each until its retr
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, and the reason. Volatile, because hosts repeat their reports."""
+    """A plan that must be replaced, and the reason. This state need not be durable, because hosts repeat their reports."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Makes recovery plans. Volatile, except for the committed plans in the replicated state."""
+    """Makes recovery plans. This state is volatile, except for the committed plans in the replicated state."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and the requests that wait for it. Volatile, except for the committed plan.
+    """The active restore and the requests that wait for it. This state is volatile, except for the committed plan.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -60,7 +60,7 @@ class Restores:
         """Token of an agent's restore → the reason why the restore was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """Handle an operator's request, which may be repeated."""
+        """Handle an operator's request to restore an epoch; the operator may repeat it."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
@@ -76,7 +76,7 @@ class Restores:
         self.wanted = wanted
 
     def withdraw(self, token: str) -> None:
-        """Drop the restore of an agent's ended incarnation."""
+        """Drop a restore whose requester, an incarnation of an agent, has ended."""
         self._refused.pop(token, None)
         if self.wanted is not None and self.wanted.token == token:
             self.wanted = None
@@ -129,7 +129,7 @@ class RollbackDemand(msgspec.Struct):
     """A rollback request of one incarnation of an agent.
 
     Attributes:
-        said: the host's message.
+        said: the host's message with the request.
         epoch: the epoch to restore; 0 until it is known.
         refused: why the request was refused, for operators; "" if it was not refused.
         received_ns: time when this leader first received the request.
@@ -152,7 +152,7 @@ class RollbackDemand(msgspec.Struct):
 
 
 class Rollbacks:
-    """Open rollback requests. Volatile, because hosts repeat the requests."""
+    """Open rollback requests. This state need not be durable, because hosts repeat the requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared

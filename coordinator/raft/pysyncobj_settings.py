@@ -64,17 +64,17 @@ def raft_configuration(
     """
     return SyncObjConf(
         autoTick=False,  # the driver's thread ticks
-        useFork=False,  # a fork next to threads, and a dump that ends at an arbitrary time
+        useFork=False,  # a fork is unsafe with threads, and the dump would end at an arbitrary time
         dynamicMembershipChange=False,  # members are static
-        logCompactionSplit=False,  # compares clocks of different machines, and delays forced dumps
+        logCompactionSplit=False,  # it would compare clocks of different machines, and delay forced dumps
         raftMinTimeout=election_s[0],
         raftMaxTimeout=election_s[1],
         appendEntriesPeriod=heartbeat_s,
         leaderFallbackTimeout=fallback_s,
         connectionTimeout=max(
             3.0, election_s[1]
-        ),  # of the library's own TCP, which is unused; validate() checks the value
-        appendEntriesUseBatch=False,  # with it a write took 62 to 103 ms, without it about 1 ms
+        ),  # for the library's own TCP, which is unused; validate() still checks the value
+        appendEntriesUseBatch=False,  # with batches, a write took 62 to 103 ms; without them, about 1 ms
         appendEntriesBatchSizeBytes=batch_bytes,
         logCompactionBatchSize=batch_bytes,
         commandsWaitLeader=False,  # otherwise a command may run long after its proposer gave up

@@ -312,7 +312,7 @@ class Refusals:
         self.other_transports: dict[str, str] = {}
 
     def final(self) -> dict[str, str]:
-        """Return replica → why it permanently refuses streams, for each replica that has never accepted one."""
+        """Map each replica that has never accepted a stream, and refuses streams permanently, to its reason."""
         reasons = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
         return {peer: why for peer, why in reasons.items() if why and peer not in self.accepted}
 

@@ -286,7 +286,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     if state.plan is None:
         raise UsageError("the fleet had not begun when this backup was taken: start a new fleet with an empty --store")
     _abort_open_epochs(state.image)
-    state.image.tokens = {}  # drop all tokens: tokens revoked since the backup would be valid again
+    state.image.tokens = {}  # all tokens are dropped, because those revoked since the backup would be valid again
     newer, skipped = _read_newer(state.image, store)
     _check_known(state, store)
     state, adopted = _with_newer(state, newer, skipped)
@@ -339,7 +339,7 @@ def _check_known(state: FleetState, store: Store) -> None:
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED
-                path = manifest_path(record.root)  # without the error's text: replicas must be equal
+                path = manifest_path(record.root)  # the error's text is omitted, because replicas must be equal
                 image.condemned.append(CondemnedRecord(epoch, state.plan_number, path, "it was damaged at the restore"))
             else:
                 del image.epochs[epoch]
@@ -380,7 +380,9 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
     for agent, record in image.agents.items():
         line = lines.get(agent)
         if line is not None and line.is_unborn:
-            record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while the epoch was open
+            record.born_epoch = max(
+                record.born_epoch, epoch.number
+            )  # as if the agent had been created while the epoch was open
         elif line is not None:
             _record_membership(agent, record, epoch.number, before)
         elif record.left_epoch is None and record.born_epoch < epoch.number:
@@ -559,7 +561,7 @@ def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> Fle
             raise DamagedDataError(
                 f"the fork's record and its epoch {epoch} contradict each other about agent {line.agent!r}"
             )
-        born = epoch if line.is_unborn else 0  # as if it had been created while the epoch was open
+        born = epoch if line.is_unborn else 0  # as if the agent had been created while the epoch was open
         image.agents[line.agent] = AgentRecord(
             line.kind, is_initial=False, born_epoch=born, ordinal=ordinals[line.agent]
         )

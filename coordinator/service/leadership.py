@@ -126,7 +126,7 @@ class LeaderRunner:
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
     async def stop(self) -> None:
-        """End all work. The outcome of pending proposals is then unknown."""
+        """Stop all tasks and threads of this leader. The outcome of pending proposals is then unknown."""
         self.close_streams()
         if self._timer is not None:
             self._timer.cancel()

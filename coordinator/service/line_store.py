@@ -90,7 +90,7 @@ class _Member(msgspec.Struct):
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read the base epoch and the packs, each once, and compose the new epoch. The states of the whole fleet are kept in memory meanwhile.
+    """Read the base epoch and the packs once, and compose the new epoch. The states of the whole fleet are kept in memory meanwhile.
 
     Raises:
         DamagedDataError: a file is damaged, or is not the reported file. The error names the file.

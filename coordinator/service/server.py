@@ -514,7 +514,7 @@ def _check_store(state: FleetView, store: Store) -> None:
     """Check that the log and the store belong together.
 
     Raises:
-        LogError: the log has lost its end.
+        LogError: the log lacks its newest entries.
         UsageError: the log is new, but the store is in use.
     """
     try:

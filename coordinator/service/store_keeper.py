@@ -183,7 +183,7 @@ class OutputReleaser:
     # ---- earlier releases -----------------------------------------------------------------------------------------
 
     def _emitted_before(self, ancestors: Sequence[Ancestor], now: Numbers) -> Numbers:
-        """Return agent → number of its last output that has been released, before this release."""
+        """Return a mapping from each agent to the number of its last output in earlier releases."""
         whole = next((x for x in ancestors if not x.is_condemned), None)
         before = dict(self._read(whole.epoch, whole.root).outputs) if whole is not None and now else {}
         condemned = [x for x in reversed(ancestors) if x.is_condemned]
@@ -197,7 +197,7 @@ class OutputReleaser:
         return before
 
     def _close(self, ancestor: Ancestor, after: int) -> Numbers:
-        """Close a condemned epoch's release. Return agent → number of the last output in the release."""
+        """Close a condemned epoch's release. Return a mapping from each agent to the number of its last output in that release."""
         self._write(ancestor.epoch, ancestor.root, after, None)
         try:
             released = self._store.read_release(ancestor.epoch)

@@ -36,7 +36,7 @@ class FleetView:
 
     @property
     def phase(self) -> str:
-        """Return the phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
+        """Return the phase of the fleet, which is "forming", "recovering", "running", "finished" or "failed"."""
         image = self.image
         if image.outcome:
             return FAILED if image.outcome == "failed" else FINISHED
@@ -149,7 +149,7 @@ class FleetView:
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
-        """Return departed agent → the lowest epoch that no longer contains the agent."""
+        """Return a mapping from each departed agent to the lowest epoch that no longer contains the agent."""
         left = {
             agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
         }

@@ -61,12 +61,12 @@ def are_weights(weights: Sequence[int], hosts: Sequence[str]) -> bool:
 
 
 def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, int]:
-    """Return host → weight of each agent on that host. Return an empty dictionary if `weights` is empty."""
+    """Map each host to the weight of each agent on it. Return an empty dictionary if `weights` is empty."""
     return dict(zip(hosts, weights, strict=True)) if weights else {}
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
-    """Return agent → those of `hosts` where the agent may be placed, for agents that a rule restricts."""
+    """Map each agent that a rule restricts to those of `hosts` on which the agent may be placed."""
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:

@@ -50,7 +50,7 @@ REQUESTS_MAX = 256
 
 
 class Snapshots:
-    """Waiting snapshot requests and their epochs. Volatile, because a tool repeats its request to the next leader."""
+    """Waiting snapshot requests and their epochs. This state need not be durable, because a tool repeats its request to the next leader."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

@@ -44,7 +44,7 @@ FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot f
 
 
 class Admission:
-    """Sessions that are not attached yet. Volatile, because hosts rejoin."""
+    """Sessions that are not attached yet. This state need not be durable, because hosts rejoin."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared

@@ -66,7 +66,8 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """Evidence that hosts have failed. Volatile, because a new leader gives every host that is alive in the state time to reconnect."""
+    """Evidence that hosts have failed. This state need not be durable, because a new leader first lets every host reconnect that is alive
+    in the state."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -82,7 +83,7 @@ class FailureDetector:
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """Give all hosts that are alive in the state time to reconnect."""
+        """Set a deadline by which each host that is alive in the state must reconnect."""
         for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
@@ -264,7 +265,7 @@ class OperatorRequest(msgspec.Struct, frozen=True):
 
 
 class HostRemoval:
-    """Removes the records of hosts. Volatile."""
+    """Removes the records of hosts. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

@@ -83,12 +83,12 @@ class HostSession(msgspec.Struct):
 
     @property
     def host(self) -> str:
-        """Return the host of the session."""
+        """Return the name of the session's host."""
         return self.join.host
 
 
 class HostSessions:
-    """All sessions of hosts. Volatile, because they are rebuilt from the hosts' messages."""
+    """All sessions of hosts. This state need not be durable, because they are rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

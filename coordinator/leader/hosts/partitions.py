@@ -133,7 +133,8 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Partitions:
-    """The network cuts that hosts have reported, and the evictions that follow from them. Volatile, because hosts repeat their reports."""
+    """The network cuts that hosts have reported, and the evictions that follow from them. This state need not be durable, because hosts
+    repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared

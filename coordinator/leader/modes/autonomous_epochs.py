@@ -78,7 +78,7 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class Freezing:
-    """The current freeze of the fleet. Volatile."""
+    """The current freeze of the fleet. This state is volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared

@@ -264,7 +264,7 @@ class Ledger:
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
-        """Return agent → number of its lowest checkpoint after the base in a pack. If `agent` is empty, include every agent in the pack."""
+        """Map `agent`, or each agent in the pack if `agent` is empty, to the number of its lowest checkpoint after the base in the pack."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
             numbers = [number for number, pack_path in self._paths.get(name, {}).items() if pack_path == path]

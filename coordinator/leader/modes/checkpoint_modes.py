@@ -246,7 +246,7 @@ class LineEpochs:
 
 
 class Leaving:
-    """Stopped agents that wait for their removal. Volatile, because hosts repeat their requests."""
+    """Stopped agents that wait for their removal. This state need not be durable, because hosts repeat their requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared

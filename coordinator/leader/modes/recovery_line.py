@@ -131,7 +131,8 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """The recovery lines of a logged fleet. Volatile, because a new leader rebuilds them from the store and the hosts' reports.
+    """The recovery lines of a logged fleet. This state need not be durable, because a new leader rebuilds them from the store and the
+    hosts' reports.
 
     Attributes:
         ledger: the checkpoints of the fleet; None until the store has been scanned under the current plan.
@@ -203,7 +204,7 @@ class Lines:
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Return agent → number of its newest checkpoint."""
+        """Return a mapping from each agent to the number of its newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     # ---- messages -------------------------------------------------------------------------------------------------

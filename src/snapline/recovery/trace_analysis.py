@@ -471,5 +471,5 @@ def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:
-    """Return agent name → list, for the lists that are not empty."""
+    """Map the name of each agent to its list. Omit agents whose list is empty."""
     return {agent: items for agent, items in zip(agents, lists, strict=True) if items}

@@ -489,7 +489,7 @@ class _Merger:
     # -- events ---------------------------------------------------------------------------------------------------------
 
     def _gaps(self, own: Mapping[str, Sequence[EventLine]]) -> dict[tuple[str, int], int]:
-        """Return (agent, checkpoint) → the agent's next traced checkpoint, for each place where checkpoint numbers are missing."""
+        """Map (agent, checkpoint) to the agent's next traced checkpoint wherever checkpoint numbers in between are missing."""
         gaps: dict[tuple[str, int], int] = {}
         for agent, lines in own.items():
             last = self._history(agent).last
