@@ -1,21 +1,22 @@
-"""BCS protocol: each agent has one checkpoint index, and forced checkpoints keep the indexes of all agents in step.
+"""BCS protocol. Each agent has one checkpoint index, and forced checkpoints keep the indices of all agents close together.
 
 Theory of operation
 -------------------
-Every checkpoint has an index: a basic checkpoint has the agent's last index plus one, a forced checkpoint the index of the
-message that forces it. Messages carry the sender's index. A message with a higher index than the receiver's forces a
-checkpoint before its turn. So no message goes from behind index k to before index k, and for every k the first checkpoints
-with an index >= k, one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6).
-The last checkpoints with index <= k are not a consistent cut.
+Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint is
+that of the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's forces a
+checkpoint before the turn that handles the message. So no message that is sent after a checkpoint with index k is received before one with
+index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such checkpoint.
+Together they form a consistent cut, so no checkpoint is useless (G6). The last checkpoints with an index <= k, in contrast, do not form a
+consistent cut.
 
-The index is Lamport's clock over checkpoints. The protocol needs neither FIFO nor a fixed fleet. Z-paths are not tracked by
-vectors (RDT does not hold; no scalar clock can ensure it).
+The index is a Lamport clock whose events are checkpoints. The protocol needs neither FIFO channels nor a fixed set of agents. It does not
+track Z-paths with vectors, so RDT does not hold. No scalar clock can ensure RDT.
 
 Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effect Free Recovery Algorithm", IEEE
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
 
-Piggyback: the index, one number. It takes one to three bytes for the first two million checkpoints, so deltas are not
-worth their bookkeeping.
+Piggyback: the index, which is one number. It takes one to three bytes for the first two million checkpoints, so sending deltas would not
+justify the bookkeeping.
 """
 
 from typing import ClassVar
@@ -26,11 +27,11 @@ from snapline.protocols.rule import CheckpointRule
 
 
 class BcsRule(CheckpointRule):
-    """BCS rule of one agent.
+    """The BCS rule of one agent.
 
     Attributes:
-        index: index of the last checkpoint, 0 for the initial one. Never falls while the agent runs.
-        _piggyback: the index, encoded.
+        index: index of the last checkpoint, which is 0 for the initial checkpoint. It never decreases while the agent runs.
+        _piggyback: the encoded index.
     """
 
     __slots__ = ("_piggyback", "index")
@@ -53,7 +54,7 @@ class BcsRule(CheckpointRule):
 
     def receive(self, sender: int, piggyback: bytes) -> None:
         index = self._read(piggyback)
-        if index > self.index:  # only if the caller did not take the forced checkpoint
+        if index > self.index:  # true only if the caller did not take the forced checkpoint
             self._set_index(index)
 
     def freeze(self) -> bytes:
@@ -68,7 +69,7 @@ class BcsRule(CheckpointRule):
         self._piggyback = encode((index,))
 
     def _read(self, piggyback: bytes) -> int:
-        if piggyback == self._piggyback:  # the usual case: all indices are equal
+        if piggyback == self._piggyback:  # the usual case, since agents mostly have equal indices
             return self.index
         numbers = decode(piggyback)
         if len(numbers) != 1:

@@ -1,35 +1,38 @@
-"""BHMR protocol: ensures RDT with fewer forced checkpoints than FDAS, at the cost of a bit matrix on every message.
+"""BHMR protocol. It ensures RDT with fewer forced checkpoints than FDAS, but adds a bit matrix to every message.
 
 Theory of operation
 -------------------
-FDAS forces a checkpoint when a message brings a newer interval after a send. That send may be harmless: if a causal path
-already joins what the Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent
-keeps, in addition to the dependency vector,
+FDAS forces a checkpoint when a message that reports a newer interval arrives after a send. The resulting Z-path may be harmless. If a
+causal path connects the same two intervals, the vectors already show the dependency, and no checkpoint is needed. To detect this, each
+agent keeps, in addition to the dependency vector,
 
-- simple[k]: no causal path from k's last known checkpoint to this agent contains another checkpoint;
-- causal[k][l]: there is a causal path from k's last known interval to agent l, as far as this agent knows;
-- sent_to[l]: the agent sent to l since its last checkpoint.
+- simple[k]: whether no causal path from k's last known checkpoint to this agent contains a further checkpoint;
+- causal[k][l]: whether, as far as this agent knows, there is a causal path from k's last known interval to agent l;
+- sent_to[l]: whether this agent has sent a message to l since its last checkpoint.
 
 A message forces a checkpoint if
 
-- it brings a newer interval of some k, and the agent sent to some l since its last checkpoint with no causal path from
-  that interval to l known to the sender; or
-- it closes a causal path from the own current interval to itself that is not simple: a checkpoint lies on it.
+- it reports a newer interval of some agent k, and since its last checkpoint the receiver has sent a message to some agent l to which the
+  message's sender knows no causal path from that interval; or
+- it closes a causal path that starts and ends in the receiver's current interval and is not simple, which means that a checkpoint lies on
+  the path.
 
-Then every Z-path is shown by a causal one: RDT holds, and with it G6.
+Then for every Z-path there is a causal path between the same intervals. So RDT holds, and therefore G6.
 
 Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-Induced Checkpointing Protocol that
 Ensures Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997.
-Departures: the deltas below. Neither FIFO (with absolute piggybacks) nor a fixed fleet is needed.
+Departures: piggybacks are deltas, as described below. With absolute piggybacks, FIFO channels are not needed. A fixed set of agents is
+never needed.
 
-Form: vectors as in `dependency_vector`, one more than the interval's index. Entry k of a piggyback is three numbers:
-k, vector[k] with simple[k] below it, and row k of `causal` as a mask.
+Encoding: vector entries are the interval's index plus one, as in `dependency_vector`. Entry k of a piggyback consists of three numbers: k,
+vector[k] with simple[k] as the lowest bit, and row k of `causal` as a mask.
 
-Why deltas are right (`piggyback` has the frame). Entry k is left out if vector[k], simple[k] and row k have not changed
-since the last message to this receiver i. At a given vector[k], simple[k] only becomes false and row k only gains bits. The
-merge follows the same order, so merging the same entry again changes nothing. The first test looks at entries above the
-receiver's; omitted entries are not above it. The second test looks at entry i. If it is omitted, it equals that of an earlier
-message: if it met the test then, a checkpoint was forced and vector[i] has grown beyond it; if not, it still does not.
+Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if vector[k], simple[k] and row k have not changed since
+the last message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k can only gain bits. Merging
+preserves this order, so merging the same entry again changes nothing. The first test concerns entries that are higher than the receiver's,
+and omitted entries are not higher. The second test concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the
+earlier message met the test, it forced a checkpoint, and vector[i] is now higher than the entry. If it did not, the entry still does not
+meet the test.
 """
 
 from typing import ClassVar
@@ -39,18 +42,18 @@ from snapline.protocols.piggyback import ORDINALS_MAX, Entries, EntryChanges, Im
 from snapline.protocols.rule import CheckpointRule
 
 _Received = dict[int, tuple[int, bool, int]]
-"""Received entries: agent → (vector entry, simple, row of causal)."""
+"""Received entries: agent → (entry of the vector, simple, row of causal)."""
 
 
 class BhmrRule(CheckpointRule):
-    """BHMR rule of one agent. Masks have bit k for agent k.
+    """The BHMR rule of one agent. In masks, bit k stands for agent k.
 
     Attributes:
-        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
-        _simple: a subset of the agents in `_vector`, always with the own bit.
-        _causal: by agent in `_vector`, the agent's row of `causal`; bit k and the own bit are always set in row k.
-        _sent_to: agents that received messages since the last checkpoint.
-        _changes: entries that the next message to each receiver must carry.
+        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
+        _simple: mask of a subset of the agents in `_vector`. The agent's own bit is always set.
+        _causal: agent in `_vector` → its row of `causal`. In row k, bit k and the agent's own bit are always set.
+        _sent_to: mask of the agents to which messages were sent since the last checkpoint.
+        _changes: tracks which entries the next message to each receiver must carry.
     """
 
     __slots__ = ("_causal", "_changes", "_own", "_sent_to", "_simple", "_vector")

@@ -1,31 +1,32 @@
-"""Protocols of the RDT family: FDAS and FDI, which use dependency vectors, and NRAS, CBR and CAS, which need no piggyback.
+"""Protocols of the RDT family. FDAS and FDI use dependency vectors, while NRAS, CBR and CAS need no piggyback.
 
 Theory of operation
 -------------------
-RDT, rollback-dependency trackability: every Z-path between checkpoints is shown by dependency vectors, as every causal
-path is. Then no checkpoint is useless (G6), and vectors alone give the earliest and the latest consistent cut with a
-given checkpoint. A Z-path that is not causal leaves an agent by a message sent *before* a receive in the same interval.
-So each protocol takes a checkpoint between certain sends and receives:
+RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, just as they show every causal
+path. Then no checkpoint is useless (G6), and the vectors alone determine the earliest and the latest consistent cut that contains a given
+checkpoint. A Z-path is not causal if it leaves some agent by a message that was sent *before* the path's previous message was received in
+the same interval. So each protocol takes a checkpoint between certain sends and receives:
 
-- CAS, checkpoint after send: right after the sends of a turn. Departure: one checkpoint follows all sends of a turn, as
-  no receive can come between them; in a trace, where turns are not known, one follows each send.
-- CBR, checkpoint before receive: always before a receive.
-- NRAS, no receive after send: before a receive, if the interval has sent.
-- FDI, fixed dependency interval: before a receive that changes the vector, if the interval has sent or received.
-- FDAS, fixed dependency after send: before a receive that changes the vector, if the interval has sent.
+- CAS, checkpoint after send: immediately after sends. Departure: one checkpoint follows all sends of a turn, since no receive can come
+  between them. In a trace, where turns are not known, a checkpoint follows each send.
+- CBR, checkpoint before receive: before every receive.
+- NRAS, no receive after send: before a receive, if there was a send in the interval.
+- FDI, fixed dependency interval: before a receive that changes the vector, if there was a send or a receive in the interval.
+- FDAS, fixed dependency after send: before a receive that changes the vector, if there was a send in the interval.
 
-In the same state, FDI and NRAS force whenever FDAS does, and CBR whenever one of these does. CAS, CBR and NRAS are
-baselines: their vector would only serve to find cuts, so a live fleet does not send it.
+In the same state, FDI and NRAS force a checkpoint whenever FDAS does, and CBR forces one whenever any of these three does. CAS, CBR and
+NRAS are baselines. Their vectors would only serve to find consistent cuts, so a live fleet does not send them.
 
 Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M.
 Wang, "Consistent Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers
 46(4), 1997 (FDAS and the family).
 
-Form: entry k of the vector is the number of k's checkpoints in the causal past, the initial one counted. That is one more
-than the index of k's current interval, and 0 means that k is unknown. Comparisons have the same result.
+Encoding: entry k of the vector is the number of k's checkpoints in the causal past, including the initial checkpoint. It equals the index
+of k's current interval plus one, and 0 means that k is unknown. Comparisons have the same results as with the indices.
 
-Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum. An omitted entry was in an earlier
-message of the channel, so it is not above the receiver's and neither forces nor changes anything.
+Why deltas are correct (`piggyback` has the general argument): merging takes the entrywise maximum. An omitted entry was contained in an
+earlier message of the channel, so it is not higher than the receiver's entry. Therefore it would neither force a checkpoint nor change the
+vector.
 """
 
 from typing import ClassVar
@@ -44,12 +45,12 @@ from snapline.protocols.rule import CheckpointRule, SilentRule
 
 
 class _VectorRule(CheckpointRule):
-    """Base class of protocols that fix the dependency vector of an interval from some event on.
+    """Base class of protocols in which, after a certain event, the dependency vector must not change until the next checkpoint.
 
     Attributes:
-        _vector: by agent, the number of its checkpoints in the causal past. No entry: 0.
-        _is_fixed: the vector may not rise in the rest of the interval. Cleared by checkpoints.
-        _changes: entries that the next message to each receiver must carry.
+        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
+        _is_fixed: whether the vector must not increase before the next checkpoint. Checkpoints reset it.
+        _changes: tracks which entries the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_is_fixed", "_vector")
@@ -78,8 +79,8 @@ class _VectorRule(CheckpointRule):
         return self._is_fixed and self._raises_the_vector(sender, self._read(piggyback))
 
     def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
-        """Return whether a message raises the vector. For FDAS the sender's entry alone would give the same result, but deltas are
-        short enough to check all entries."""
+        """Return whether a message with these entries would increase the vector. Under FDAS, checking only the sender's entry would give
+        the same result, but deltas are short enough to check all entries."""
         vector = self._vector
         return any(value > vector.get(ordinal, 0) for ordinal, value in entries.items())
 
@@ -112,7 +113,7 @@ class _VectorRule(CheckpointRule):
 
 
 class FdasRule(_VectorRule):
-    """Fixed dependency after send: the first send of an interval fixes its vector."""
+    """FDAS (fixed dependency after send): the first send in an interval fixes the vector."""
 
     __slots__ = ()
 
@@ -120,7 +121,7 @@ class FdasRule(_VectorRule):
 
 
 class FdiRule(_VectorRule):
-    """Fixed dependency interval: the first send or receive of an interval fixes its vector."""
+    """FDI (fixed dependency interval): the first send or receive in an interval fixes the vector."""
 
     __slots__ = ()
 
@@ -132,7 +133,7 @@ class FdiRule(_VectorRule):
 
 
 class NrasRule(SilentRule):
-    """No receive after send: forces before every receive of an interval that has sent."""
+    """NRAS (no receive after send): forces a checkpoint before every receive that follows a send in the same interval."""
 
     __slots__ = ("_has_sent",)
 
@@ -162,7 +163,7 @@ class NrasRule(SilentRule):
 
 
 class CbrRule(SilentRule):
-    """Checkpoint before receive: forces before every receive."""
+    """CBR (checkpoint before receive): forces a checkpoint before every receive."""
 
     __slots__ = ()
 
@@ -174,7 +175,8 @@ class CbrRule(SilentRule):
 
 
 class CasRule(SilentRule):
-    """Checkpoint after send: forces nothing before a receive; the caller checkpoints after the sends of a turn."""
+    """CAS (checkpoint after send): never forces a checkpoint before a receive. The caller takes a checkpoint after the sends of a turn
+    instead."""
 
     __slots__ = ()
 

@@ -1,43 +1,46 @@
-"""HMNR protocol, also called FI: forces a checkpoint only where some checkpoint could otherwise become useless.
+"""HMNR protocol, also called FI. It forces a checkpoint only if some checkpoint could otherwise become useless.
 
 Theory of operation
 -------------------
-A checkpoint is useless iff it lies on a Z-cycle. BCS prevents every Z-path along which a clock could fall; HMNR sees more of
-the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock over its checkpoints, and
+A checkpoint is useless if and only if it lies on a Z-cycle. BCS prevents every Z-path along which a clock could decrease. HMNR uses more
+information about the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock whose events are checkpoints, and
 
-- count[k]: the number of k's checkpoints that this agent knows of;
-- taken[k]: a causal path from the last of these to this agent contains a checkpoint;
-- greater[k]: this agent's clock exceeds k's clock, as far as this agent knows;
-- sent_to[k]: the agent sent to k since its last checkpoint.
+- count[k]: the number of k's checkpoints that this agent knows;
+- taken[k]: whether a causal path from the last of these checkpoints to this agent contains a further checkpoint;
+- greater[k]: whether, as far as this agent knows, its clock is greater than k's clock;
+- sent_to[k]: whether this agent has sent a message to k since its last checkpoint.
 
 A message forces a checkpoint if
 
-- C1: it raises the clock, and since the last checkpoint the agent sent to some k that the sender believes behind the new
-  clock: a Z-path would lead from the higher clock to the lower; or
-- C2: it closes a causal path from the own current interval to itself that contains a checkpoint: this checkpoint would be on
-  a Z-cycle.
+- C1: it advances the receiver's clock, and since its last checkpoint the receiver has sent a message to some agent k whose clock, as far as
+  the message's sender knows, is less than the new clock. Without a checkpoint, a Z-path would lead from a higher clock to a lower one; or
+- C2: it closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint. That checkpoint would lie
+  on a Z-cycle.
 
-Then clocks rise along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
+Then clocks increase along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
 
 Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in
-Distributed Computations", Distributed Computing 13(1), 2000. Departures: the deltas below. Neither FIFO (with absolute
-piggybacks) nor a fixed fleet is needed: of an unknown agent, count is 0, taken and greater are true.
+Distributed Computations", Distributed Computing 13(1), 2000. Departures: piggybacks are deltas, as described below. With absolute
+piggybacks, FIFO channels are not needed. A fixed set of agents is never needed, since for an unknown agent `count` is 0, and `taken` and
+`greater` are true.
 
-Form: the complements are kept and sent, `not_taken` and `not_greater`, so that an unknown agent has no bit at all. Entry
-k of a piggyback is count[k] with both bits below it. The clock comes first.
+Encoding: the complements `not_taken` and `not_greater` are stored and sent, so that no bit is set for an unknown agent. A piggyback begins
+with the clock. Entry k consists of count[k] with both bits as the lowest bits.
 
-Why deltas are right (`piggyback` has the frame). Entry k is left out if count[k] and taken[k] have not changed since the
-last message to this receiver i, and k has not become not-greater since.
+Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if, since the last message to this receiver i, count[k]
+and taken[k] have not changed and k has not been added to not_greater.
 
-- count and taken: at a given count, taken only becomes true. The merge takes the higher count and, for equal ones, the
-  disjunction: monotone, so merging the same again changes nothing.
-- C2 looks at entry i. If omitted, it equals that of an earlier message: if it met C2 then, a checkpoint was forced
-  and count[i] has grown beyond it; if it did not, it still does not, as count[i] only grows.
-- not_greater belongs to a clock; at a given clock its bits are only added. If the clocks are equal, adding the new ones
-  is enough. If the message's clock is higher than the receiver's, no message of this clock went this way before (the
-  receiver would have it), and all bits set at this clock, own bit included, are noted as changes when they are: so the
-  message has them all.
-- If nothing was noted, neither has the clock changed (a new clock sets the own bit again), and the piggyback is empty.
+- count and taken: while the count stays the same, `taken` can only become true. Merging takes the higher count, and for equal counts the
+  disjunction of `taken`. This is monotone, so merging the same entry again changes nothing.
+- C2 concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the earlier message met C2, it forced a
+  checkpoint, and count[i] is now higher than the entry. If it did not meet C2, the entry still does not meet it, since count[i] only
+  increases.
+- not_greater refers to the current clock value, and while the clock stays the same, bits are only added. If both clocks are equal, it is
+  enough to add the new bits. If the message's clock is higher than the receiver's, no message with this clock value was sent on the channel
+  before, since otherwise the receiver would have that value. Every bit set at this clock value, including the sender's own bit, was noted
+  as a change when it was set, so the message carries all of them.
+- If no change was noted, the clock has not changed either, because a new clock value sets the agent's own bit again. Then the piggyback is
+  empty.
 """
 
 from typing import ClassVar
@@ -56,19 +59,19 @@ from snapline.protocols.piggyback import (
 from snapline.protocols.rule import CheckpointRule
 
 _NOT_GREATER, _NOT_TAKEN, _COUNT_SHIFT = 1, 2, 2
-"""An entry's value: count, not_taken, not_greater, from the highest bit to the lowest."""
+"""Layout of an entry's value, from the highest bit to the lowest: count, not_taken, not_greater."""
 
 
 class HmnrRule(CheckpointRule):
-    """HMNR rule of one agent. Masks have bit k for agent k.
+    """The HMNR rule of one agent. In masks, bit k stands for agent k.
 
     Attributes:
-        _clock: 1 after the initial checkpoint; never falls while the agent runs.
-        _count: by agent, the number of its checkpoints known here, including the initial one. No entry: 0.
-        _not_taken: a subset of the agents in `_count`, always with the own bit.
-        _not_greater: a subset of the agents in `_count`, always with the own bit.
-        _sent_to: agents that received messages since the last checkpoint.
-        _changes: entries that the next message to each receiver must carry.
+        _clock: Lamport clock. It is 1 after the initial checkpoint, and never decreases while the agent runs.
+        _count: agent → number of its checkpoints known here, including the initial checkpoint. A missing entry means 0.
+        _not_taken: mask of a subset of the agents in `_count`. The agent's own bit is always set.
+        _not_greater: mask of a subset of the agents in `_count`. The agent's own bit is always set.
+        _sent_to: mask of the agents to which messages were sent since the last checkpoint.
+        _changes: tracks which entries the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_clock", "_count", "_not_greater", "_not_taken", "_own", "_sent_to")
