@@ -10,10 +10,10 @@ Before the move, new effects are held and running effects end (`fleet_end.py`). 
 The log records that a host is drained, and plans exclude the host as long as another host is attached. A request to spread agents evenly is
 volatile and applies to the current plan only: the operator checks the result, and repeats the request if needed.
 
-*Load* is the measured number of turns per agent and second on each host, taken from heartbeats. It weights the agents when a plan places
-those that must move. A host counts the turns that its agents have taken. The difference between two counts under one plan gives the average
-number of turns per agent and second. Counts are recorded only while the fleet runs, since no agent works otherwise. An idle agent uses
-memory, so its weight equals one turn per second. Invariants:
+*Load* is the measured number of turns per agent and second on each host, taken from heartbeats. A plan weights agents by this load when it
+places those that must move. A host counts the turns that its agents have taken. The difference between two counts under one plan gives the
+average number of turns per agent and second. Counts are recorded only while the fleet runs, since no agent works otherwise. An idle agent
+uses memory, so its weight equals one turn per second. Invariants:
 
 1. Measurements belong to the current plan, because another plan places agents differently.
 2. If any host of the plan has not been measured, no measurement is used. Otherwise agents would move to the unmeasured hosts.

@@ -6,10 +6,10 @@ plan ends all holds on the hosts, so holds that are still requested are sent aga
 An effect with retries may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts that still call effects.
 
 *Planned ends.* Before a host or this coordinator stops, it waits for a snapshot of all work done so far. First, effects are held, so that
-no effect is in doubt afterwards. Then an epoch of all agents begins, even if agents checkpoint on their own. When the epoch is complete,
-the waiting hosts receive MayLeave. If a host does more work after that epoch, the work is lost with the host; but none of its answers was
-sent as final, and it called no effect. In a fleet that is not running, hosts may leave at once, because there is no work to lose. A failed
-epoch is retried; the waiting process limits its own wait.
+no effect is in doubt afterwards. Once effects are held, an epoch of all agents begins, even if agents checkpoint on their own. When the
+epoch is complete, the waiting hosts receive MayLeave. If a host does more work after that epoch, the work is lost with the host; but none
+of its answers was sent as final, and it called no effect. In a fleet that is not running, hosts may leave at once, because there is no work
+to lose. A failed epoch is retried; the waiting process limits its own wait.
 
 *Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one host at a time. `stop_when` is user code and may hang. If a
 host has not answered for ANSWER_NS, the leader asks the next host about the newest complete epoch at that time. A late answer still counts,
@@ -20,12 +20,12 @@ to ask, the fleet continues, and `status` names the hosts whose answers are over
 *The last epoch.* When the answer arrives, the fleet may have passed the evaluated epoch: later answers were sent as final, outputs
 released, effects called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external
 effect get TURNS_NS to end, because the agent's state contains the effect's result only after the turn. If the evaluated epoch is no longer
-the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. These epochs are checked
+the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are checked
 only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and the log
 refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
 
-*Shutdown.* The end is proposed until it is in the log. Then hosts receive Finish, and the run ends once they have left. A fleet that stops
-in an epoch ends only after the outputs of that epoch have been released.
+*Shutdown.* The end is proposed until it is in the log. After that, hosts receive Finish, and the run ends once they have left. A fleet that
+stops in an epoch ends only after the outputs of that epoch have been released.
 """
 
 import msgspec

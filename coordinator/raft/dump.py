@@ -6,17 +6,17 @@ methods, and fixes these faults (H5 of the Raft design; G8, G11):
 - *Durable, then reported.* The bytes are synced before the rename, and the folder after it. Only then is SUCCESS reported, upon which
   the library trims its log. The original does not sync to disk.
 - *Verified before use.* A digest covers every byte. This replica's dump is checked whenever it is read, even before it is sent. Damage
-  ends the process, whereas the original would start an empty replica. A dump from a leader is collected in memory. It replaces this
-  replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries; otherwise it is ignored, and the
-  leader sends it again.
+  ends the process, whereas the original would start an empty replica. A dump from a leader is collected in memory. A received dump replaces
+  this replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries. Otherwise it is ignored, and
+  the leader sends it again.
 - *No pickle, no fork.* Dumps are not made in a child process, because its success would be noticed one tick after the rename, when the
   library's log has already changed.
 
 Any disk error, and any error of the function that encodes the state, ends the process (H3).
 
 Journal and dump differ if the process dies between the rename and the library's trim, or after a received dump is installed but before the
-log behind it is changed. This is harmless: a dump is durable before the log is trimmed, so every entry is in one of them. When the replica
-loads them, it compares them (H6, in node.py).
+log behind it is changed. Such a difference is harmless: a dump is durable before the log is trimmed, so every entry is in the dump or in
+the journal. When the replica loads its files, it compares the dump with the journal (H6, in node.py).
 
 The file, version 1
 -------------------
@@ -92,13 +92,13 @@ class DumpFile:
         fileName: path of the dump.
         transmissionBatchSize: number of bytes per piece sent to a follower.
         tryUseFork: must be false, because this class never forks.
-        serializer: function that returns the state as bytes. If it raises an exception, the process ends.
+        serializer: function that returns the state as bytes. If the function raises an exception, the process ends.
         deserializer: not called, because `read` returns the state instead.
         serializeChecker: must be None, because a dump is complete when `serialize` returns.
         cluster, node: owner of the dump. A file of another owner is refused.
         applied: function that returns the index of the last applied entry. A received dump must end after it.
         term: function that returns the current term. A received dump must not have a later term.
-        fail: function called with an error message on any failure. It must not return.
+        fail: function called with an error message on any failure. The function must not return.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ tail aside. If `add` is called with the index and term of the tail's first entry
 conflict is real, and `add` drops the tail (receiver rule 3 of AppendEntries). `put_back` restores the rest.
 
 *Never written* are a gap in the log, a term that decreases, an entry of a term that has not begun, two commands with the same index and
-term, and two votes in one term. Each of these would break an assumption of Raft's proof. So the process ends instead, and a file that
-contains one of them is refused. A write error also ends the process (H3); nothing is retried.
+term, and two votes in one term. Each of these errors would break an assumption of Raft's proof. So the process ends instead, and a file
+that contains one of them is refused. A write error also ends the process (H3); nothing is retried.
 
 *The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its write-ahead log
 at every commit, so a committed transaction survives a power failure, and an uncommitted transaction leaves no trace. The journal calls
@@ -64,7 +64,7 @@ Fact = int | str | bool | None
 FORMAT = "snapline raft journal 1"
 _FACTS = frozenset({"format", "cluster", "node", "log", "voter", "boot", "term", "vote", "commit"})
 MEMBERS = "members"
-"""Key of the fact that contains the ids of all replicas, sorted and separated by commas. It is set when a replica opens the log."""
+"""Key of the fact that contains the ids of all replicas, sorted and separated by commas. The fact is set when a replica opens the log."""
 
 _CREATE = (
     "CREATE TABLE log (idx INTEGER PRIMARY KEY, term INTEGER NOT NULL, command BLOB NOT NULL, digest BLOB NOT NULL)",
@@ -307,8 +307,8 @@ def _fact_digest(key: str, value: bytes) -> bytes:
 
 
 CHECKPOINT_BYTES = 2**20
-"""Number of bytes written after which the journal checkpoints SQLite's write-ahead log, at most once a second. This bounds the write-ahead
-log."""
+"""Number of bytes written after which the journal checkpoints SQLite's write-ahead log, at most once a second. The checkpoints bound the
+size of the write-ahead log."""
 
 _PAGES_BYTES = 3 * 4096
 """Approximate size, in bytes, of a commit with one small entry: two tables and an inner page."""
@@ -323,7 +323,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         path: path of the SQLite file, whose folder is created if it is missing.
         cluster, node: owner of the log. A file of another owner is refused.
         members: ids of all replicas, sorted and separated by commas. A file with other ids is refused. If empty, the ids are not checked.
-        fail: function called with an error message when memory and file may differ. It must not return.
+        fail: function called with an error message when memory and file may differ. The function must not return.
 
     Raises:
         ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -347,7 +347,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
-        """Entries set aside by `deleteEntriesFrom`. They follow `_entries` without a gap, and the file may contain them."""
+        """Entries set aside by `deleteEntriesFrom`. The tail follows `_entries` without a gap, and the file may contain it."""
         self._file_equal_until = self._entries[-1][1] if self._entries else 0
         """Last index up to which the file's rows equal `_entries` and `_tail`. The file may also contain earlier rows that are no longer
         needed."""
@@ -389,7 +389,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._entries[item]
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry. If it is the first entry of the tail that was set aside, take it back from there."""
+        """Append an entry. If the same entry is the first one in the tail that was set aside, take the entry back from there."""
         self._check()
         if self._tail:
             kept, kept_idx, kept_term = self._tail[0]
@@ -478,7 +478,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._vote
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Set the commit index. It is written only once a second, because an older value after a restart is harmless."""
+        """Set the commit index. The commit index is written only once a second, because an older value after a restart is harmless."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:

@@ -2,7 +2,7 @@
 
 Problem. A replica that has lost its disk has forgotten its votes and acknowledgements. As a voter, it could vote a second time in a term,
 or help to elect a candidate that lacks an entry that was committed with its help. Members are static, so the replica returns under its old
-id. It cannot distinguish a lost disk from the first start of a new cluster.
+id. The replica cannot distinguish a lost disk from the first start of a new cluster.
 
 Detection. Every log has a random id. Before a log votes for the first time, it is *marked* outside its folder, in the store
 (`storage/disk/store_files.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
@@ -10,7 +10,7 @@ lost its log, and starts as a *learner*. If an old disk returns after its succes
 
 Learning. A learner accepts entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other
 replicas a learner is like a crashed replica, and quorums keep their size. To become a voter again, the learner proposes a special entry
-(`LEARNER_REQUEST`, with its log's id and boot). It becomes a voter as soon as that entry is applied on it in the same term in which the
+(`LEARNER_REQUEST`, with its log's id and boot). The learner becomes a voter as soon as it applies its entry in the same term in which the
 entry was created.
 
 Proof. Call e the entry, t its term, and Q the majority that confirmed it. The learner is not in Q, and e is younger than the loss.
@@ -47,7 +47,7 @@ _REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
 
 
 class LogMarks(Protocol):
-    """Durable storage of log marks, outside the folder that may be lost. `Store` implements it. Both methods raise StoreError."""
+    """Durable storage of log marks, outside the folder that may be lost. `Store` implements it. The methods may raise StoreError."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         """Return the marks of each replica, oldest first."""
@@ -77,7 +77,7 @@ class Learner:
         return True
 
     def on_request_applied(self, entry: bytes, term: int | None) -> None:
-        """Handle a request entry that was applied. It may come from any replica."""
+        """Handle a request entry that was applied. The entry may come from any replica."""
         if entry == self.request and term is not None:
             self.applied_term = term
 

@@ -5,7 +5,7 @@ Theory of operation
 Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one log on all
 replicas. An entry is committed once a majority holds it durably, and committed entries are applied in order. From time to time a dump of
 the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides the places where the library departs from
-the paper or from durability. These are the rules and how they are enforced:
+the paper or from durability. The following list contains the rules and how they are enforced:
 
 H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with `sync_journal()`.
      The transport calls it after handling messages and before sending the answers. A new leader calls it before it counts its first entry.
@@ -62,7 +62,8 @@ from snapline.storage.disk.store_files import LogMark
 
 
 class Machine(Protocol):
-    """Interface that this module requires from the replicated state machine. Its methods are called only on the tick thread."""
+    """Interface that this module requires from the replicated state machine. The state machine's methods are called only on the tick
+    thread."""
 
     def apply(self, entry: bytes) -> object:
         """Apply a committed entry; the result must be deterministic. Raise only LogError, if the entry is unknown; the process must then
@@ -76,7 +77,8 @@ class Machine(Protocol):
 
 
 class ApplyFailed:
-    """The result of an entry for which `apply` raised an exception. It is equal on every replica if the state machine is deterministic."""
+    """The result of an entry for which `apply` raised an exception. The result is equal on every replica if the state machine is
+    deterministic."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -104,14 +106,14 @@ yet."""
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 
 Callback = Callable[[object, int], None]
-"""Callback with the arguments (result, FAIL_REASON code). It is called at most once and perhaps never. It runs on the tick thread, or, for
-QUEUE_FULL, on the proposer's thread."""
+"""Callback with the arguments (result, FAIL_REASON code). A callback is called at most once and perhaps never. The callback runs on the
+tick thread, or, for QUEUE_FULL, on the proposer's thread."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
-    """The hardened replica. Its owner calls `doTick(seconds)` in a loop on one thread, and finally `destroy()`."""
+    """The hardened replica. The owner of a replica calls `doTick(seconds)` in a loop on one thread, and finally `destroy()`."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             folder: folder used by this replica alone; created if it is missing.
             cluster: name of the cluster. Files of another cluster are refused.
             marks: storage of the log marks, outside the folder.
-            on_alarm: function that is called on the tick thread with a message for operators. It must return at once.
+            on_alarm: function that is called on the tick thread with a message for operators. The function must return at once.
 
         Raises:
             LogError: the library's release is not the reviewed one, or a newer log has replaced this one. Damaged files end the process

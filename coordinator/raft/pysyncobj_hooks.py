@@ -174,8 +174,8 @@ class WakeUp:
     made so far.
 
     Attributes:
-        later: function that schedules a call after the proposer's current work. If it is None, or on the tick thread, the byte is written
-            at once.
+        later: function that schedules a call after the proposer's current work. If `later` is None, or on the tick thread, the byte is
+            written at once.
     """
 
     def __init__(self, pipe: Any) -> None:

@@ -10,13 +10,15 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library has no types
 
 ENTRY_BYTES_MAX = 65_536
-"""Largest size, in bytes, of one proposed entry. It is a quarter of a batch, so the library never splits and pickles an entry."""
+"""Largest size, in bytes, of one proposed entry. An entry is at most a quarter of a batch, so the library never splits and pickles an
+entry."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Largest size, in bytes, of one AppendEntries and of one piece of a dump. It is well below the 2 MiB limit on a message to a server."""
+"""Largest size, in bytes, of one AppendEntries and of one piece of a dump. The size is well below the 2 MiB limit on a message to a
+server."""
 
 QUEUE_COMMANDS_MAX = 4096
-"""Largest number of proposals and forwarded commands that wait for a tick. It exceeds the driver's limit on proposals in flight."""
+"""Largest number of proposals and forwarded commands that wait for a tick. The number exceeds the driver's limit on proposals in flight."""
 
 COMPACTION_ENTRIES = 4000
 COMPACTION_ENTRIES_PER_RANK = 1000
@@ -30,11 +32,11 @@ JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 """Size, in bytes, of the entries since the last dump (kept in memory) that triggers a dump."""
 
 ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
-"""Election time-outs, in seconds. They exceed the slowest fsync and the longest pause for a dump. With 0.35 to 0.7 s, there were eleven
-elections within seconds."""
+"""Election time-outs, in seconds. The time-outs exceed the slowest fsync and the longest pause for a dump. With 0.35 to 0.7 s, there were
+eleven elections within seconds."""
 
 HEARTBEAT_S = 0.1
-"""Time between heartbeats, in seconds. It must be less than a third of ELECTION_S_MIN."""
+"""Time between heartbeats, in seconds. The interval must be less than a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
 """Time, in seconds, after which a leader that reaches no majority steps down."""

@@ -60,11 +60,11 @@ from snapline.security.transport import Security
 _log = logging.getLogger("snapline.coordinator.raft")
 
 IN_FLIGHT_MAX = 1024
-"""Largest number of proposals in flight. It is a quarter of the library's queue, which also contains proposals forwarded by other
-replicas."""
+"""Largest number of proposals in flight. The number is a quarter of the size of the library's queue, which also contains proposals
+forwarded by other replicas."""
 
 PROPOSE_S = 5.0
-"""Time limit, in seconds, for a proposal. It is longer than one and a half elections, so most proposals made during an election are
+"""Time limit, in seconds, for a proposal. The limit is longer than one and a half elections, so most proposals made during an election are
 answered."""
 
 READ_S = 5.0
@@ -105,7 +105,7 @@ class RaftDriver:
         Args:
             make_node: function that creates the node, called on the tick thread. The node's transport must empty `inbox`.
             inbox: inbox of the node's streams.
-            on_standing: function called on the loop when `standing` has changed. It must not block.
+            on_standing: function called on the loop when `standing` has changed. The function must not block.
         """
         self.standing = Standing()
         self.counters = Counters()
@@ -498,7 +498,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node: id of the replica, which is one of `members`.
-        members: id → "host:port" for all replicas. It is the same on every replica and never changes.
+        members: id → "host:port" for all replicas. The mapping is the same on every replica and never changes.
         folder: folder for the replica's files, on a local disk and used by this replica alone.
         cluster: name of the cluster. Files and replicas of another cluster are refused.
         marks: storage of the log marks, shared by all replicas and outside their folders.
@@ -536,7 +536,7 @@ class Replica:
         Args:
             options: options of the replica.
             machine: the replicated state machine, which is called only on the tick thread.
-            on_alarm: function called on the tick thread with a sentence for operators. It must return at once.
+            on_alarm: function called on the tick thread with a sentence for operators. The function must return at once.
             on_standing: same as in `RaftDriver`.
 
         Raises:

@@ -8,8 +8,8 @@ connected. gRPC preserves the order and does not resend anything. Messages in fl
 
 The certificate identifies the caller before a frame is read: it must have the role coordinator and an id from the static list. The hello
 must contain the same name. Without certificates (on loopback, or with the user's `--insecure`) the receiver dials back
-(`security/dial_back.py`): it calls the replica's advertised address and asks whether that replica is the caller. It changes nothing before
-the replica confirms.
+(`security/dial_back.py`): it calls the replica's advertised address and asks whether that replica is the caller. The receiver changes
+nothing before the replica confirms.
 
 A session is (boot, stream): how often this replica has started, which is durable, and how often it has dialled since. A newer session of a
 peer ends the older one, an older session is refused, and a session is used only once. No clock is involved. If a peer's log has changed,
@@ -21,8 +21,8 @@ clears the mark, and (3) takes the items. So if a producer finds the mark set, t
 after the items are taken, or the pipe emptied after the mark is cleared, a wake-up could be lost.
 
 Bounds. A batch ends at 1 MiB or 1,024 messages. When 4,096 messages or 32 MiB from one peer are waiting in the inbox, that peer's stream is
-no longer read. Then gRPC's window fills, and finally the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must
-exceed the largest dump, which a leader sends without waiting for answers.
+no longer read. If a stream is not read, gRPC's window fills, and finally the peer's outbox. A stream whose outbox exceeds 64 MiB is ended.
+That limit must exceed the largest dump, which a leader sends without waiting for answers.
 """
 
 import asyncio
@@ -106,7 +106,8 @@ ROLE = "coordinator"
 
 
 class DialledChannel:
-    """The channel to one peer. It is kept while dials fail, so that gRPC's backoff grows, and replaced when certificates change."""
+    """The channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows, and replaced when certificates
+    change."""
 
     def __init__(self, security: Security, node: RaftNode) -> None:
         self._security = security
@@ -153,7 +154,7 @@ OUTBOX_BYTES_MAX = 64 * 1024 * 1024
 with its log."""
 
 CONNECT_S_MAX = 2.0
-"""Time limit, in seconds, for connecting and for the first batch on the connection. It equals the longest election time-out."""
+"""Time limit, in seconds, for connecting and for the first batch on the connection. The limit equals the longest election time-out."""
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
 """Shortest and longest time, in seconds, between dials. The longest is half the shortest election time-out, so that a returning replica is
@@ -301,7 +302,7 @@ class Refusals:
     """Reasons why other replicas refuse this replica's streams.
 
     Attributes:
-        accepted: replicas that have ever accepted a stream. Their later refusals may be temporary.
+        accepted: replicas that have ever accepted a stream. If these replicas refuse a stream later, the refusal may be temporary.
         denials: replica → why it permanently refused this replica's last stream; "" if it did not.
         other_transports: replica → message that the two replicas differ in their use of TLS; "" if they do not.
     """
@@ -373,7 +374,7 @@ class PeerStreams:
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
-        """End a stream. Its peer is then dialled again. Runs on the tick thread."""
+        """End a stream. The stream's peer is then dialled again. Runs on the tick thread."""
         call_soon(self._loop, partial(stream.end, why))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------

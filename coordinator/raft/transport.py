@@ -1,4 +1,4 @@
-"""Raft's transport over gRPC. This is the part on the tick thread, which connects pysyncobj to the streams.
+"""Raft's transport over gRPC. This module is the part on the tick thread, which connects pysyncobj to the streams.
 
 Theory of operation
 -------------------
@@ -41,7 +41,7 @@ class TickedNode(Protocol):
 
     _poller: Any
     _SyncObj__raftLog: Any
-    """The node's journal. Its `boot` is a durable count of how often the journal `log_id` has been opened."""
+    """The node's journal. The journal's `boot` is a durable count of how often the journal with the id `log_id` has been opened."""
 
     def sync_journal(self) -> None:
         """Make everything durable that a reply may reveal. If that fails, end the process."""

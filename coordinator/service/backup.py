@@ -3,7 +3,7 @@
 Theory of operation (G8, G9, G11)
 ---------------------------------
 As long as a majority of the replicas survives, no backup is needed. A backup serves if all replicas' disks are lost. Decisions made after
-the backup are then unknown, but the store and the hosts reflect them. This has two consequences.
+the backup are then unknown, but the store and the hosts reflect them. Lost decisions have two consequences.
 
 *No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The distance
 also covers numbers that appear in neither of them: a million consecutive plans or epochs that left nothing in the store, or, for ordinals,
@@ -16,8 +16,8 @@ have deleted. An agent is a member of an interval of epochs. If the manifests co
 backup does not know cannot be adopted, because no manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the
 store are dropped; damaged epochs are condemned.
 
-The result is a fleet that needs a recovery plan. Its open epochs are aborted, and the first leader recovers the fleet from its recovery
-line.
+The result is a fleet that needs a recovery plan. The fleet's open epochs are aborted, and the first leader recovers the fleet from its
+recovery line.
 
 *Replicas are equal.* The new state depends only on the backup and the store, so replicas that are restored one by one are equal. If the
 store has changed in between, because a replica was started too early, the replicas differ, but Raft compares entries only by index and
@@ -29,8 +29,8 @@ Two things are not restored. Ids of agents that were created and left after the 
 and that appear in no manifest and no name of a host log, begin with start 1.
 
 *The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`), on which no
-coordinator has run yet. Its first plan must start from that snapshot, with the agents of the snapshot, and with numbers above those of the
-parent.
+coordinator has run yet. The fork's first plan must start from that snapshot, with the agents of the snapshot, and with numbers above those
+of the parent.
 
 So if a replica has never had a log (the store has no mark of it), it creates a log before it takes part. The log's state depends only on
 the record and the manifest, as after a restore from a backup, so all replicas create equal logs at any time. The fleet is not defined in
@@ -85,15 +85,15 @@ from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000
-"""Distance of new plan, epoch and host start numbers from the largest numbers found. It exceeds the count of numbers used between two
-backups, and new numbers remain readable."""
+"""Distance of new plan, epoch and host start numbers from the largest numbers found. The distance exceeds the count of numbers used between
+two backups, and new numbers remain readable."""
 
 ORDINALS_STEP = 4096
-"""Distance of new ordinals from the largest ordinal found. It is small because vectors are as long as the largest ordinal, which is at most
-65,536."""
+"""Distance of new ordinals from the largest ordinal found. The distance is small because vectors are as long as the largest ordinal, which
+is at most 65,536."""
 
 TERM = 1_000_000
-"""Lower bound of the new term. It is so high that no old replica that is still running can win an election."""
+"""Lower bound of the new term. The term is so high that no old replica that is still running can win an election."""
 
 REASON = "the coordinator was restored from a backup"
 
@@ -275,7 +275,7 @@ def _digest_of(state: bytes) -> bytes:
 
 
 def restored_state(image: bytes, store: Store) -> Restored:
-    """Return the state with which new replicas begin. It depends only on the image and the store.
+    """Return the state with which new replicas begin. The state depends only on the image and the store.
 
     Raises:
         UsageError: the fleet had not begun, or the store has no epoch to which the fleet could return.

@@ -37,8 +37,8 @@ class LeaderHint:
         return "no replica leads the coordinator just now"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the trailing metadata for a call that this replica does not answer. It contains the leader's address, or "" if the address
-        is unknown."""
+        """Return the trailing metadata for a call that this replica does not answer. The metadata contains the leader's address, or "" if
+        the address is unknown."""
         leader = self._leadership.leader
         is_other = leader in self._members and not self._replica.driver.standing.is_leader
         address = self._members[leader] if is_other else ""

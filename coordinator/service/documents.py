@@ -1,4 +1,4 @@
-"""Documents about snapshots for tools. They are made from a store alone.
+"""Documents about snapshots for tools. The documents are made from a store alone.
 
 The coordinator serves these documents, and the command line makes them from a store without a coordinator. No class of the fleet is loaded.
 States and messages are decoded generically; a caller that has the classes may pass its own `describe_…` functions.

@@ -30,7 +30,7 @@ class LeaderEnvironment(Protocol):
         """Return the monotonic time in nanoseconds."""
 
     def wall_ns(self) -> int:
-        """Return the wall-clock time in nanoseconds since 1970. It becomes the time of operations."""
+        """Return the wall-clock time in nanoseconds since 1970. Operations carry this time."""
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
         """Call `function` at this monotonic time, or soon if the time has passed. The timer that was set before is no longer needed."""

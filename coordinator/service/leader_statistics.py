@@ -53,7 +53,7 @@ class LeaderFigures(LeaderObserver):
         last_new_bytes: number of bytes written for that epoch.
         last_pause_ns: longest pause of a single agent for that epoch.
         last_capture_ns: largest sum of pauses of one host's agents for that epoch.
-        reclaimed_files: number of files deleted in the store. It is counted on the thread that deletes them.
+        reclaimed_files: number of files deleted in the store. The files are counted on the thread that deletes them.
     """
 
     def __init__(self, state: FleetView) -> None:

@@ -1,12 +1,13 @@
-"""Leadership of this replica. It runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
+"""Leadership of this replica. This module runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
 
-A new leader must see everything that was acknowledged before it. So it waits until an entry that it has proposed itself (a barrier) is
+A new leader must see everything that was acknowledged before it. So a new leader waits until an entry that it has proposed (a barrier) is
 applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for a while. In between, two
 replicas may both believe that they lead. The older leader is harmless: its proposals are either committed by the newer leader or not at
-all, and they are refused if the state has changed. Its messages to hosts follow from committed operations, and directives are idempotent.
+all, and they are refused if the state has changed. The messages of an older leader to hosts follow from committed operations, and
+directives are idempotent.
 
-`LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). It provides the streams of hosts, the requests
-from tools, the log, the store's threads and the clock.
+`LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). The runner provides the streams of hosts, the
+requests from tools, the log, the store's threads and the clock.
 """
 
 import asyncio
@@ -73,7 +74,7 @@ class Outbox:
 
 
 class LeaderRunner:
-    """Runs one leader on one event loop. It is the environment of the leader's driver (`LeaderEnvironment`).
+    """Runs one leader on one event loop. The runner is the environment of the leader's driver (`LeaderEnvironment`).
 
     Attributes:
         is_ended: whether the leader has ended. `exit_code` and `failure` describe the outcome.
@@ -151,7 +152,7 @@ class LeaderRunner:
         self._unless_ended(self._driver.feed, event)
 
     def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call `function`, unless this leader has ended. If it raises an exception, end the leader."""
+        """Call `function`, unless this leader has ended. If the function raises an exception, end the leader."""
         if self.is_ended:
             return
         try:

@@ -1,9 +1,10 @@
 """Conversion of a recovery line into an epoch, and scans of the store's checkpoints.
 
 Agents that checkpoint on their own write checkpoint packs. A pack contains a state, the channel numbers, and all messages sent since the
-previous checkpoint. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known. These are, on
-channel i→j, the messages `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). They were sent before the line. So each of them
-is either in the channel state of the base epoch, if it was sent before the base, or in a log that i wrote between base and line.
+previous checkpoint. A *line* names one checkpoint of each agent. A line becomes an epoch when its channel states are known. The state of
+channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). These messages were sent before the
+line. So each of them is either in the channel state of the base epoch, if it was sent before the base, or in a log that i wrote between
+base and line.
 
 A restart from this epoch must find exactly the messages in transit (G1, G2). Therefore the following is checked:
 

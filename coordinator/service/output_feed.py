@@ -46,7 +46,8 @@ STAY_S = 5.0
 """Time, in seconds, for which a reader still counts as following after its call has ended, because it may be processing the page."""
 
 PAGES_AT_ONCE = 4
-"""Number of pages that may be read at the same time. Each uses a thread and keeps one part of a release in memory, about ten MiB."""
+"""Number of pages that may be read at the same time. Reading a page uses a thread and keeps one part of a release in memory, about ten
+MiB."""
 
 
 class OutputFeed:

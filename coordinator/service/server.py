@@ -175,9 +175,10 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         rejoin_grace_s: how long, in seconds, agents wait for their lost host to return before they move to other hosts.
         keep_epochs: number of complete epochs to which a recovery may return, at least 2.
         retention: policy by which older epochs stay in the store. None means `keep_epochs`, and the default hours and days.
-        exit_when_finished: whether the process ends when the fleet has ended. Otherwise it continues to answer `Status`.
+        exit_when_finished: whether the process ends when the fleet has ended. If false, the process continues to answer `Status`.
         node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas. It is the same on every replica and never changes. Empty if this is the only replica.
+        members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. Empty if this is the only
+            replica.
         begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
         last_snapshot_s: how long, in seconds, the process waits after a stop signal for a last snapshot of a running fleet; 0 means that it
             takes no snapshot.

@@ -652,7 +652,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End a replica's process. If it is this replica, end it after the answer has been sent.
+        """End a replica's process. A replica that ends its own process first sends the answer.
 
         For another replica, the leader forwards the call after it has recorded the call.
         """

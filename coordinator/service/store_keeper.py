@@ -1,10 +1,10 @@
 """The coordinator's calls to the checkpoint store. Each call blocks, runs on a thread, and is answered by one event.
 
-This module makes no decisions. It reports each failure with the damaged path, or with the reason why the store could not be used.
+This module makes no decisions. The module reports each failure with the damaged path, or with the reason why the store could not be used.
 
 *Logs.* Batches of host logs that no epoch needs anymore are deleted; `storage/log/log_deletions.py` decides which batches these are.
 
-*Releases.* A release contains the outputs that agents have emitted since the previous epoch. They are read from the new epoch's
+*Releases.* A release contains the outputs that agents have emitted since the previous epoch. The outputs are read from the new epoch's
 checkpoints. The manifest of the previous epoch shows which outputs were released before. If the previous epoch is condemned, its data may
 be damaged, and it is unknown whether a leader has released its outputs or is about to do so. So that epoch is *closed*: an empty release is
 written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which outputs
@@ -255,8 +255,7 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 """Validity text in the manifest of an epoch that the coordinator has composed from checkpoints."""
 
 DELETED_KEPT = 10_000
-"""Number of deleted epochs that are remembered. It is far larger than the number deleted while a manifest with bases waits to be
-written."""
+"""Number of deleted epochs that are remembered. Far fewer epochs are deleted while a manifest with bases waits to be written."""
 
 
 class StoreKeeper:

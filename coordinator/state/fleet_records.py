@@ -14,8 +14,8 @@ from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.protocols.names import is_logged
 
 ENDS_KEPT = 256
-"""Number of newest epochs whose outcome is kept. They cover four minutes at one epoch per second, or ten days at one per hour. With the
-longest ids and reasons, the outcomes take several hundred KiB of the image."""
+"""Number of newest epochs whose outcome is kept. The kept outcomes cover four minutes at one epoch per second, or ten days at one per hour.
+With the longest ids and reasons, the outcomes take several hundred KiB of the image."""
 
 REASON_CHARACTERS_MAX = 300
 """Largest length, in characters, of a reason in these outcomes. The newest outcomes are also kept with the full reason
@@ -25,8 +25,8 @@ REASON_CHARACTERS_MAX = 300
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
     """The durations of one host's part of an epoch.
 
-    All except `after_ns` are consecutive durations by the host's own clock. They concern the host's agent that was the last to record its
-    state. A host of an older release reports neither these durations nor an agent.
+    All except `after_ns` are consecutive durations by the host's own clock. The durations concern the host's agent that was the last to
+    record its state. A host of an older release reports neither these durations nor an agent.
 
     Attributes:
         agent: the host's agent that was the last to record its state; "" if no agent had to record its state.
@@ -269,7 +269,7 @@ class PlanRecord(msgspec.Struct):
     Attributes:
         line_epoch, line_root: the recovery line; 0 and "" stand for the initial states.
         begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with this value as its r.
-        hosts: the hosts with agents, in order. They confirm the plan and report epochs; the loss of one requires a new plan.
+        hosts: the hosts with agents, in order. These hosts confirm the plan and report epochs; the loss of one requires a new plan.
         confirmed: hosts that have confirmed the plan.
         unborn: agents that are unborn on the line, because their creation is in transit there, or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
@@ -314,14 +314,14 @@ class PlanRecord(msgspec.Struct):
 
 
 LOGS_KNOWN_MAX = 1024
-"""Number of sealed logs, of the latest plans, whose newest batch is kept. They take about 40 KB of the state."""
+"""Number of sealed logs, of the latest plans, whose newest batch is kept. Records of these logs take about 40 KB of the state."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
     """A host log that the hosts of a later plan may not have sealed yet, or whose newest batch is known.
 
-    `newest` is the number of a durable batch; 0 if none is known. It serves to detect that the batch was removed from a signed or encrypted
-    store.
+    `newest` is the number of a durable batch; 0 if none is known. The number serves to detect that the batch was removed from a signed or
+    encrypted store.
     """
 
     plan: int
@@ -418,7 +418,7 @@ class FleetImage(msgspec.Struct):
         agents_defined: number of agents in the definition. The fleet is defined when all of them are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
         forgotten_start: largest start of a forgotten host. The starts of new hosts are larger (G9).
-        gone: ids of agents that have left and are in no kept epoch. These ids are never reused.
+        gone: ids of agents that have left and are in no kept epoch. Ids in `gone` are never reused.
         epochs: open, complete, condemned and void epochs, ascending.
         begun: number of the latest epoch that has begun.
         forgotten: the highest forgotten epoch that was complete.

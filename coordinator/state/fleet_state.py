@@ -1,9 +1,9 @@
 """The replicated state machine: the facts on which the fleet has agreed, and the rules by which they change.
 
-The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. Its successor, or another
-replica, must reach the same state from the log alone. So every decision is an operation in the log. The result of applying an operation
-depends only on the state and the operation: no clock, no randomness, no I/O, no iteration over sets. Applying the same log twice gives the
-same bytes (`freeze`), and so does applying the rest of a log to an image.
+The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. The coordinator's
+successor, or another replica, must reach the same state from the log alone. So every decision is an operation in the log. The result of
+applying an operation depends only on the state and the operation: no clock, no randomness, no I/O, no iteration over sets. Applying the
+same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
 
 The rules, in the terms of `docs/protocols.md`:
 
@@ -12,13 +12,13 @@ The rules, in the terms of `docs/protocols.md`:
 2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of every agent.
    Operations name the plan and host start under which they were requested, and are refused when these have been replaced.
 3. *A plan ends the history* of the work that it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint
-   must not return). Its line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and removals
-   become void. In autonomous protocols, an epoch with trigger "recovery" may begin and complete before the plan, while the fleet recovers:
-   it contains the surviving states and becomes the line. A restore is also a plan. It makes the complete epochs above its line void,
-   permanently.
+   must not return). The plan's line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and
+   removals become void. In autonomous protocols, an epoch with trigger "recovery" may begin and complete before the plan, while the fleet
+   recovers: it contains the surviving states and becomes the line. A restore is also a plan. A restore makes the complete epochs above its
+   line void, permanently.
 4. *Membership.* Epoch e contains the agents created before it and not removed before it. Agents created while e was open count as unborn
-   in e. Those of them that its manifest names exist again after a recovery to e, because the message that creates them is in transit
-   there. A member is also unborn if its creation is in transit or waits in its parent's checkpoint.
+   in e. Agents that are unborn in e and named in its manifest exist again after a recovery to e, because the message that creates them is
+   in transit there. A member is also unborn if its creation is in transit or waits in its parent's checkpoint.
 5. *Requests* are applied once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
    state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT` unresolved requests. A request older
    than its last `RESULTS_KEPT` results is refused, since it is unknown whether the request was applied.

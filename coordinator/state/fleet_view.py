@@ -106,8 +106,8 @@ class FleetView:
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete and neither condemned nor void, or 0 if there is none. It is the line of the next
-        plan."""
+        """Return the newest epoch that is complete and neither condemned nor void, or 0 if there is none. The returned epoch is the line of
+        the next plan."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch

@@ -6,8 +6,8 @@ recovery line of that plan (0 means the initial states). The predecessor may hav
 after an epoch whose data is damaged.
 
 A *void* epoch was complete, but the fleet was restored to an earlier epoch. A void epoch is never a recovery line again; otherwise the next
-failure would undo the restore. It is no longer in any history, because all epochs that followed it are above the restored epoch, so they
-are void too.
+failure would undo the restore. No history contains a void epoch anymore, because all epochs that followed it are above the restored epoch,
+so they are void too.
 
 Epochs are forgotten oldest first, except for void epochs. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch,
 the apparent predecessor may be wrong, unless no epoch of the plan is forgotten.

@@ -22,9 +22,9 @@ turns are counted: turns in threads last long and were probably not the cause.
 fleet, the call is recorded with its token's digest in the audit log. The record is refused here if the token is no longer valid. So on
 every replica, a revoked token is useless from the log entry that revokes it.
 
-Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. Both tables are
-bounded, and so is each host's share of them: a host that exceeds its share evicts only its own entries. Calls are numbered without gaps, so
-dropped records can be counted.
+Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. The tables of
+calls are bounded, and so is each host's share of them: a host that exceeds its share evicts only its own entries. Calls are numbered
+without gaps, so dropped records can be counted.
 """
 
 import hmac
@@ -172,7 +172,7 @@ def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
 
 
 DEATHS_KEPT = 256
-"""Largest number of turns for which deaths are counted. Each takes about 200 bytes in the image and in each plan. The least recently
+"""Largest number of turns for which deaths are counted. A turn takes about 200 bytes in the image and in each plan. The least recently
 counted turn is forgotten first."""
 
 

@@ -88,7 +88,7 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """Loss of host runs that have failed or are leaving. These runs are fenced.
+    """Loss of host runs that have failed or are leaving. Lost host runs are fenced.
 
     Attributes:
         is_spare: whether the hosts are reachable but block the fleet. The next plan excludes such hosts even if they have rejoined.
@@ -217,7 +217,7 @@ class CondemnEpoch(Kind, frozen=True, gc=False):
 
 
 class ForgetEpochs(Kind, frozen=True, gc=False):
-    """Removal of complete, condemned or void epochs that are no longer needed. Their files may be deleted afterwards."""
+    """Removal of complete, condemned or void epochs that are no longer needed. The files of removed epochs may be deleted afterwards."""
 
     epochs: tuple[int, ...]
 
@@ -281,8 +281,8 @@ class RevokeToken(Kind, frozen=True, gc=False):
 
 
 class RecordCall(Kind, frozen=True, gc=False):
-    """Audit record of a user's call that changes the fleet. It is written before the call is executed, or after the call was refused or has
-    failed.
+    """Audit record of a user's call that changes the fleet. The record is written before the call is executed, or after the call was
+    refused or has failed.
 
     `digest` is the digest of the token used; it is empty if the caller has a certificate. `at` is the host that was called, or "".
     """

@@ -7,7 +7,7 @@ and epochs made for a recovery, begin at once.
 
 *Between the two operations.* When the log contains BeginEpoch, this module opens the epoch. The fleet's mode (`modes/`) then moves the
 epoch from stage to stage (`open_epochs.py`) until it can be decided, and `publishing.py` publishes a complete epoch. If an error or the
-timeout occurs before the decision, the epoch fails. Then nothing refers to the epoch, and its data is garbage. The hosts' reports yield a
+timeout occurs before the decision, the epoch fails. Nothing refers to a failed epoch, so its data is garbage. The hosts' reports yield a
 time account that names the last host to report, and the host whose agents were the last to record. The account compares durations on
 different hosts, never their clocks.
 
@@ -338,7 +338,7 @@ SWEEP_NS = 30 * SECOND_NS
 """Time, in nanoseconds, between an aborted epoch and the next sweep. Each sweep lists the store's directories."""
 
 SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Time, in nanoseconds, between two sweeps if no epoch aborts. Such sweeps delete late writes of hosts that were presumed dead."""
+"""Time, in nanoseconds, between two sweeps if no epoch aborts. The sweeps delete late writes of hosts that were presumed dead."""
 
 
 class Retention:

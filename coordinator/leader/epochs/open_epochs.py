@@ -52,8 +52,8 @@ class Collecting(msgspec.Struct):
     def take(self, host: str, report: EpochReport) -> bool:
         """Store a host's report. Return whether it is the host's first report in this epoch.
 
-        A relative report is ignored if its base is not `reported`. Such a report was relative to another leader's epoch, or the host was
-        asked for a complete one.
+        A relative report is ignored if its base is not `reported`. The ignored report was relative to another leader's epoch, or the host
+        was asked for a full report instead.
         """
         if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False
@@ -92,8 +92,8 @@ class Failing(msgspec.Struct, frozen=True):
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
 
 WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
-"""The stages that wait for hosts or agents, and the stages that wait for the store. Both are tuples for speed, because every event checks
-all open epochs."""
+"""The stages that wait for hosts or agents, and the stages that wait for the store. They are stored as tuples for speed, because every
+event checks all open epochs."""
 
 
 class OpenEpoch(msgspec.Struct):
@@ -160,7 +160,7 @@ class OpenEpochs:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: OpenEpoch, problem: str) -> None:
-        """Move an epoch to Failing. If it is already failing, keep the first reason."""
+        """Move an epoch to Failing. If the epoch is already failing, keep the first reason."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 

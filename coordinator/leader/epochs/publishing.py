@@ -11,13 +11,13 @@ share that epoch. Before that, they wait for the epoch's number, which the log a
 its ref is written, every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once.
 Without this order, a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release contains the outputs
 that agents have emitted since the epoch's predecessor (`state/lineage.py`). The store keeper reads these outputs from the epoch's
-checkpoints and writes the release. Then the hosts receive the last output number of each agent in that epoch, and drop the released
-outputs.
+checkpoints and writes the release. After the release, the hosts receive the last output number of each agent in that epoch, and drop the
+released outputs.
 
 All state in this module is volatile. The next leader releases all known complete epochs again, in order. A release is determined by the
 replicated state and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins`
-keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released. Its outputs become part of the next release, or
-are reverted.
+keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released. The outputs of a condemned epoch become part of
+the next release, or are reverted.
 
 Hosts that load a plan's recovery line also load the line's pending outputs. So the newest release is sent again under each plan, and on
 each new stream.
@@ -241,7 +241,7 @@ class ReleasedEpoch(msgspec.Struct, frozen=True):
 class Releases:
     """Releases complete epochs in order.
 
-    It tracks which epochs have not been released, as far as this leader knows, and whether a consumer follows the outputs.
+    The object tracks which epochs have not been released, as far as this leader knows, and whether a consumer follows the outputs.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ success. Epochs that end for other reasons (a lost host, a plan, an inconsistent
 circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols with sender logs, hosts write
 checkpoints of single agents on their own, and every heartbeat reports whether that currently fails.
 
-The store is *degraded* while the breaker is open or a host reports a problem. This affects only when a regular epoch begins: epochs
-requested manually and epochs before a plan begin at once. The state is volatile, and a new leader assumes a healthy store.
+The store is *degraded* while the breaker is open or a host reports a problem. A degraded store affects only when a regular epoch begins.
+Epochs requested manually and epochs before a plan begin at once. The state is volatile, and a new leader assumes a healthy store.
 
 *The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, starting when the fleet begins to run.
 Missed due times are not made up for. A trigger is skipped if the store fails or is still storing an epoch, so the interval stretches to a
@@ -25,7 +25,8 @@ unrelated to the store. Attempts may overlap and end in any order. The breaker i
 
     closed   regular attempts may begin at any time
     open     after FAILURES_TO_OPEN consecutive failures. One regular attempt, the *probe*, may begin at `next_try_ns`. If the probe fails,
-             the wait for the next probe doubles, up to PROBE_NS_MAX. If it ends for an unrelated reason, the next probe may begin at once
+             the wait for the next probe doubles, up to PROBE_NS_MAX. If the probe ends for an unrelated reason, the next probe may begin at
+             once
 
 Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their outcome
 counts. If such an attempt fails while a probe is running, the wait does not become longer. Otherwise a user who retries manually would
@@ -45,8 +46,8 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.status import Concern
 
 FAILURES_TO_OPEN = 3
-"""Number of consecutive failures that opens the breaker. One or two may be transient, such as a leader change in an object store; a third
-rarely is."""
+"""Number of consecutive failures that opens the breaker. One or two failures may be transient, such as a leader change in an object store;
+a third rarely is."""
 
 PROBE_NS = 1_000_000_000
 """Time, in nanoseconds, from the opening failure to the first probe (1 s). A full disk is rarely cleared faster."""

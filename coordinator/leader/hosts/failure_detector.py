@@ -8,9 +8,9 @@ A host is suspected
 - at once when a launcher reports that the host's process has ended, or an operator ends the process.
 
 While the stream is open, silence alone does not make a host suspected, because user code may block its event loop or interpreter. gRPC's
-own threads still answer for such a process (`channels/servers.py`). They break the stream of a dead, frozen or unreachable process 2 s
+own threads still answer for such a process (`channels/servers.py`). gRPC breaks the stream of a dead, frozen or unreachable process 2 s
 after its last byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the event loop (`HostBusyReported`).
-The thread can send this report without a stream, for example after a leader change. Such a report defers the loss.
+The thread can send this report without a stream, for example after a leader change. A busy report defers the loss of the host.
 
 A suspicion may be wrong. The loss is committed nevertheless. The host then rejoins with its old start, and the next plan discards the work
 that the host has done since.

@@ -22,8 +22,8 @@ from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
 ASKED_MAX = 4
-"""Largest number of hosts that are asked for the fleet's definition at a time. It exceeds one, so that one slow or dead host causes no
-delay. With a hundred thousand agents, sending a definition and receiving it take half a second each. If all hosts sent the definition,
+"""Largest number of hosts that are asked for the fleet's definition at a time. The limit exceeds one, so that one slow or dead host causes
+no delay. With a hundred thousand agents, sending a definition and receiving it take half a second each. If all hosts sent the definition,
 their sessions would time out and the hosts would rejoin forever."""
 
 
@@ -88,7 +88,7 @@ class HostSession(msgspec.Struct):
 
 
 class HostSessions:
-    """All sessions of hosts. This state need not be durable, because they are rebuilt from the hosts' messages."""
+    """All sessions of hosts. The sessions need not be durable, because they are rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared

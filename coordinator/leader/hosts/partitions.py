@@ -2,8 +2,8 @@
 
 The problem. If two hosts cannot reach each other, both still send heartbeats, so neither is suspected. But markers and messages between
 them wait, and no epoch completes. In every heartbeat, a host names the hosts of its plan to which it has no link, since when, and whether
-anything waits for the link. These reports are level-triggered, so a late, lost or duplicate report is harmless. A new leader knows all cut
-links half a second after the hosts reconnect. A link for which nothing waits is ignored.
+anything waits for the link. Reports about missing links are level-triggered, so a late, lost or duplicate report is harmless. A new leader
+knows all cut links half a second after the hosts reconnect. A link for which nothing waits is ignored.
 
 The decision. CUT_NS after a link broke on which something waits, hosts are evicted until each such pair has lost one host. (Detecting the
 break takes as long again.) Each time, the host that is cut off from the most other hosts is evicted; in a tie, the host with the larger id.
@@ -17,11 +17,11 @@ cuts counts from its next message.
 While a plan is being applied, links are still being opened. So the time of a cut counts from the moment when the fleet runs, plus one
 second for every ten thousand agents, whose first turns occupy their hosts.
 
-*Standby hosts* are reachable hosts that blocked the fleet. They are evicted from the plan, and then kept on standby for a while. An evicted
-host counts as lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. Therefore the state records why
-the host was evicted, and the next plan excludes it although it is attached. While the host is on standby, it receives displaced agents only
-if no other host can take them. A standby host is used again when its process has been restarted, after STANDBY_NS, or when no other host is
-left. Only the times in this module are volatile.
+*Standby hosts* are reachable hosts that blocked the fleet. A host that blocks the fleet is evicted from the plan, and then kept on standby
+for a while. An evicted host counts as lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream.
+Therefore the state records why the host was evicted, and the next plan excludes it although it is attached. While the host is on standby,
+it receives displaced agents only if no other host can take them. A standby host is used again when its process has been restarted, after
+STANDBY_NS, or when no other host is left. Only the times in this module are volatile.
 """
 
 import msgspec

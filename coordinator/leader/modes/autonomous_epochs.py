@@ -21,7 +21,7 @@ cases:
 - For an epoch that must contain all work of every agent, or for which hosts have waited too long.
 
 A host that answers has made its checkpoints durable, and has already reported them on the same stream. In the answer, `running` names
-agents inside a long turn. These agents count as failed, and so do all agents of a host that does not answer in time. The request is
+agents inside a long turn. Agents named there count as failed, and so do all agents of a host that does not answer in time. The request is
 idempotent; a plan or ThawAgents ends the freeze.
 
 A host sends AgentsFrozen only once, and request and answer may be lost with the stream or the leader. So every new stream begins with the

@@ -37,8 +37,8 @@ class Ledger:
         packs: path → pack, for all packs that contain checkpoints.
         log_bytes: total size, in bytes, of the sender logs in the packs.
         problems: descriptions of impossible reports, to be logged.
-        left: agents that have left since the base epoch. They stay in the history; an epoch that began before they left contains them in
-            the same state as the base.
+        left: agents that have left since the base epoch. Departed agents stay in the history; an epoch that began before they left contains
+            them in the same state as the base.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Ledger:
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """Return the agents with the paths of their packs, and the packs by path. Both are needed to store `line` as an epoch of
+        """Return the agents with the paths of their packs, and the packs by path. The result is needed to store `line` as an epoch of
         `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}

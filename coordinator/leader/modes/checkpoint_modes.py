@@ -12,8 +12,8 @@ materialised (`recovery_line.py`); from then on the epoch is like any other. One
 begin is aborted, because its line or round was lost with the leader that began it.
 
 *Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch contains its last
-checkpoint and all messages that the agent has ever sent were received (`Lines.finished`). Its host repeats the request on every new stream,
-so the queue is volatile.
+checkpoint and all messages that the agent has ever sent were received (`Lines.finished`). The agent's host repeats the request on every new
+stream, so the queue need not be durable.
 """
 
 from collections.abc import Mapping, Sequence

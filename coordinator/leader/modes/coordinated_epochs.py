@@ -263,8 +263,8 @@ def _covered_channels(
     """Return `known` updated with all changes if each channel is covered exactly and both its ends have reported. Return None if the full
     check is needed.
 
-    This is the usual case, up to ten times a second with several thousand channels. So the loops run in C: they fill and compare two
-    dictionaries of (sender, receiver) → number.
+    Exact coverage is the usual case, up to ten times a second with several thousand channels. So the loops run in C: they fill and compare
+    two dictionaries of (sender, receiver) → number.
     """
     sent: dict[tuple[str, str], int] = {}
     received: dict[tuple[str, str], int] = {}

@@ -6,9 +6,9 @@ must know how the previous round ended.
 
 *Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) decides which agents to ask and whether to commit. `Rounds` sends the requests to the
 hosts and passes their answers to the round. When the round has decided to commit and all its tentative checkpoints are reported, they are
-added to the ledger. Then the newest checkpoints of all agents must form a consistent cut. `FleetHistory` computes lines independently of
-rounds, so this check verifies each round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet. When the
-epoch completes, the checkpoints become permanent.
+added to the ledger. After that, the newest checkpoints of all agents must form a consistent cut. `FleetHistory` computes lines
+independently of rounds, so this check verifies each round (G1) before its epoch is decided. A verified line is materialised, as in any
+logged fleet. When the epoch completes, the checkpoints become permanent.
 
 The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 

@@ -493,7 +493,7 @@ class LineQuery(msgspec.Struct):
 
 
 class RecoveryQueries:
-    """The open recovery queries. Each is answered or refused exactly once."""
+    """The open recovery queries. Each query is answered or refused exactly once."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared

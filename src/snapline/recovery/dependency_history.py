@@ -9,7 +9,7 @@ of each agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a cou
   state. A survivor never causes orphans, because its sends are never undone; only the receives of its live state matter. With reports from
   frozen survivors the line is exact. Without reports, or with old reports, the line is an estimate, which is exact if the survivors have
   received no more than they reported.
-- `total_line`, the line if all agents fail. It bounds every other line from below and is updated with each checkpoint.
+- `total_line`, the line if all agents fail. The total-failure line bounds every other line from below and is updated with each checkpoint.
 - `obsolete`, by the exact rule of section 7 (G7). Reports of different agents have different ages, and together they may describe a state
   in which the fleet never was. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single*
   failure would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else, provided that every
@@ -31,12 +31,13 @@ A history can also be rebuilt from the content of a store.
 The total-failure line
 ----------------------
 `TotalLine` updates the total-failure line when checkpoints are added. L denotes this line, which is the greatest consistent cut of durable
-checkpoints. A new checkpoint can only raise it. If it were recomputed, the cost of each new checkpoint would be proportional to the depth
-of the domino effect. This module updates the line instead.
+checkpoints. A new checkpoint can only raise it. If the line were recomputed, the cost of each new checkpoint would be proportional to the
+depth of the domino effect. This module updates the line instead.
 
-An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. Their checkpoints
-demand that further senders advance. Later checkpoints demand more, never less. There are two cases. This *climb* may end, and all agents in
-it advance together. Or it reaches a demand that no checkpoint fulfils yet, and the agent is *blocked* for one of two reasons:
+An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. The checkpoints
+of these senders demand that further senders advance. Later checkpoints demand more, never less. There are two cases. The search for these
+agents is a *climb*. A climb may end, and all agents in it advance together. Or a climb reaches a demand that no checkpoint fulfils yet, and
+the agent is *blocked* for one of two reasons:
 
 - missing (channel, count): no checkpoint of the channel's sender has sent that many messages. Only a new checkpoint of the
   sender can unblock the agent;
@@ -123,7 +124,7 @@ def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
 
 
 def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
-    """Return the image of one agent. Each checkpoint in it contains only the counts that have changed."""
+    """Return the image of one agent. Each checkpoint in the image contains only the counts that have changed."""
     checkpoints = []
     for number in records.numbers[agent]:
         known = records.checkpoints[agent][number]
@@ -229,7 +230,7 @@ class TotalLine:
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
-        """Recompute the line from the newest checkpoints by the fixed point for orphans. This is correct after any change."""
+        """Recompute the line from the newest checkpoints by the fixed point for orphans. Recomputing is correct after any change."""
         count = len(self._records.names)
         self.places = list(self._records.last)
         descend(self._records, self.places, {}, {})
@@ -437,9 +438,9 @@ class FleetHistory:
     ) -> None:
         """Record how many messages the live state of `agent` has received and sent.
 
-        The counts are cumulative. They cover the channels that have changed since the last checkpoint *reported* by `add`, which excludes a
-        checkpoint that is still being written. Counts never decrease within an incarnation, so an outdated report or checkpoint changes
-        nothing.
+        The counts are cumulative. The counts cover the channels that have changed since the last checkpoint *reported* by `add`, which
+        excludes a checkpoint that is still being written. Counts never decrease within an incarnation, so an outdated report or checkpoint
+        changes nothing.
 
         Args:
             agent: the agent with this live state.
@@ -544,8 +545,8 @@ class FleetHistory:
         checkpoints have no entry.
 
         Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs 1995). An agent's
-        newest checkpoint is not returned even if it is useless, because the next record contains only the changes since then. It is
-        returned once a newer checkpoint exists.
+        newest checkpoint is not returned even if it is useless, because the next record contains only the changes since then. A useless
+        checkpoint is returned once a newer checkpoint of its agent exists.
         """
         records = self._records
         cut = list(records.last)

@@ -41,8 +41,8 @@ Channels are FIFO and numbered 1, 2, 3 …, so the numbers sent and received bot
   it. A cut is consistent iff no channel has orphans (G1).
 - The messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This applies to all checkpoints, whatever triggered them. The functions are pure and do not change their arguments, except that `descend`
-changes `places`.
+These two rules apply to all checkpoints, whatever triggered them. The functions are pure and do not change their arguments, except that
+`descend` changes `places`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -224,7 +224,7 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """Make `number` the agent's oldest checkpoint instead of 0. This is allowed only before another checkpoint is added."""
+        """Make `number` the agent's oldest checkpoint instead of 0. The call is allowed only before another checkpoint is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
@@ -257,7 +257,8 @@ class Records:
         self.last[agent] = number
 
     def forget(self, agent: int, number: int) -> None:
-        """Remove one kept checkpoint, which must not be the newest. Its changes move to the next kept checkpoint."""
+        """Remove one kept checkpoint, which must not be the newest. The changes of the removed checkpoint move to the next kept
+        checkpoint."""
         next_number = self.after(agent, number)
         successor, forgotten = self.checkpoints[agent][next_number], self.checkpoints[agent].pop(number)
         new_sent, new_received = (
@@ -273,7 +274,8 @@ class Records:
 
 
 def _combined_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
-    """Return the changes of both checkpoints combined, as changes of the later one. Its counts replace those of the earlier one."""
+    """Return the changes of both checkpoints combined, as changes of the later one. The counts of the later checkpoint replace those of the
+    earlier one."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
@@ -288,7 +290,7 @@ def _move_count(column: Column, number: int, successor: int) -> None:
 
 
 LIVE = 1 << 62
-"""The place of an agent that keeps its live state. It exceeds every checkpoint number, so that minima are correct."""
+"""The place of an agent that keeps its live state. LIVE exceeds every checkpoint number, so that minima are correct."""
 
 Reported = Mapping[Channel, int]
 
@@ -510,7 +512,7 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 
     Args:
         cut: agent → record. An agent without a record has sent and received nothing inside the cut.
-        gone: agents outside the cut that had left before it. Their numbers are unknown and not checked.
+        gone: agents outside the cut that had left before it. The numbers of these agents are unknown and not checked.
     """
     violations = []
     for receiver, record in cut.items():

@@ -27,7 +27,7 @@ cuts are closed under entrywise maximum, so there is exactly one such cut (G5), 
   send to the checkpoint that ends the interval of its receive. As long as a root is reachable from a root, every such root moves down to
   its agent's last node that is not reachable from any root.
 - `rounds` computes the fixed point for orphans in synchronous steps: in each step, all receivers of orphans roll back at the same time.
-  This shows which agents forced others to roll back, which is the domino effect (Randell 1975).
+  The rounds show which agents forced others to roll back, which is the domino effect (Randell 1975).
 
 All three are linear in intervals and messages, since every node is entered once. Live states are part of the definition: without them, a
 survivor would lose work that no failure affects (protocols.md, section 6).

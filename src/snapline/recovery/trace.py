@@ -199,7 +199,7 @@ class _Reader:
                 assert_never(item)
 
     def read_other(self, number: int, line: bytes, error: msgspec.DecodeError) -> None:
-        """Read a line that is not an event. It may be blank, the header, or invalid."""
+        """Read a line that is not an event. The line may be blank, the header, or invalid."""
         if not line.strip():
             return
         try:

@@ -1,6 +1,6 @@
 """Analysis of a trace, which gives the cost of a failure and all other results of `snapline analyze` in one object.
 
-`analyze` replaces the indices of an `execution` with names. Its time is linear in the number of events.
+`analyze` replaces the indices of an `execution` with names. The analysis takes time linear in the number of events.
 
 Obsolete checkpoints
 --------------------
@@ -14,8 +14,8 @@ the set of agents whose live interval reaches it. Along one agent's intervals, t
 is the first of j's intervals whose set contains i. So c(j,x) is kept iff the set grows at I(j,x). The sets are bits of integers and are
 passed once along each edge between components. Thus all N lines together cost one pass over the messages instead of N passes.
 
-This applies to a trace, in which all live states are known. If reports arrive at different times, first find the greatest consistent cut of
-the known states; otherwise a needed checkpoint may be deleted.
+The rule applies to a trace, in which all live states are known. If reports arrive at different times, first find the greatest consistent
+cut of the known states; otherwise a needed checkpoint may be deleted.
 
 Useless checkpoints and untracked dependencies
 ----------------------------------------------
@@ -24,9 +24,9 @@ message sends the next one in the same or a later interval, perhaps before that 
 checkpoints can be extended to a consistent cut iff no Z-path leads from one of them to another, or to itself. So c is *useless* iff a
 Z-path leads from c to itself. Live states count as last checkpoints.
 
-The R-graph has the intervals as nodes. It has an edge I(i,x) → I(i,x+1) for each pair of consecutive intervals, and for each message an
-edge from the interval of its send to the interval of its receive. Z-paths from c(i,x) to c(j,y) are the paths in this graph from I(i,x) to
-I(j,y-1) that contain at least one message. Therefore c(i,x) is useless iff I(i,x) reaches I(i,x-1). Since I(i,x-1) → I(i,x) is an edge,
+The R-graph has the intervals as nodes. The graph has an edge I(i,x) → I(i,x+1) for each pair of consecutive intervals, and for each message
+an edge from the interval of its send to the interval of its receive. Z-paths from c(i,x) to c(j,y) are the paths in this graph from I(i,x)
+to I(j,y-1) that contain at least one message. Therefore c(i,x) is useless iff I(i,x) reaches I(i,x-1). Since I(i,x-1) → I(i,x) is an edge,
 this holds iff both lie in the same strongly connected component. One pass of Tarjan's algorithm (1972) gives the answer for all checkpoints
 at once, in linear time.
 
@@ -230,12 +230,13 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
     """Return the execution as it would have been under `protocol`, and the events that force checkpoints in it.
 
     Args:
-        trace: the original execution. Its forced checkpoints are ignored, and the remaining checkpoints are renumbered.
+        trace: the original execution. The forced checkpoints in `trace` are ignored, and the remaining checkpoints are renumbered.
         protocol: a name in `RULES`, or "none".
 
     Returns:
-        The new trace, and agent → ordinals of the events that forced a checkpoint. These events are receives or, for `cas`, sends. Ordinals
-        count the agent's sends, receives and basic checkpoints from 0. Agents without forced checkpoints have no entry.
+        The new trace, and agent → ordinals of the events that forced a checkpoint. The events that force checkpoints are receives or, for
+        `cas`, sends. Ordinals count the agent's sends, receives and basic checkpoints from 0. Agents without forced checkpoints have no
+        entry.
 
     Raises:
         UsageError: the protocol does not exist.

@@ -22,25 +22,25 @@ follows:
   of such an agent, a file is missing, which is an error.
 - *An incomplete last line* is dropped.
 - *An agent may appear in no plan line* because it was not placed, or because the host that was to load it died before it reported this.
-  If the agent has events under the new plan, it was created again, and returns to 0. Otherwise it keeps its latest state that has received
-  no undone message. If the agent had left, this is its last state; if its creation is undone, there is no such state. If the agent was not
-  loaded, its real state is not later than this one, and the next plan shows it.
+  If the agent has events under the new plan, it was created again, and returns to 0. Without such events, the agent keeps its latest state
+  that has received no undone message. If the agent had left, this is its last state; if its creation is undone, there is no such state. If
+  the agent was not loaded, its real state is not later than this one, and the next plan shows it.
 - *If a checkpoint is in the line but not in the trace,* it is its agent's next checkpoint, at the end of the traced events. The reason is
   that a tentative checkpoint is traced when its round commits, and the host may have died in between.
 
 A checkpoint number may have no line, because the agent's state could not be saved, or because the agent was not born. To keep the numbers,
-the merge inserts such a checkpoint directly after the previous one, with the same state. This is the latest state to which the agent can
-return.
+the merge inserts such a checkpoint directly after the previous one, with the same state. The state of the previous checkpoint is the latest
+to which the agent can return.
 
 Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
 
 Parts of traces
 ---------------
 `merge_traces` makes one execution for analysis, and needs complete traces. `gather` orders the same lines without changing them, including
-markers and undone events. It accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files whose
-ends are lost. Missing events are not guessed: if the send of a message was not traced, the message has no send. As in a merge, a `Recovery`
-between two plans contains the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name is used
-again, and then refers to the last send with this name.
+markers and undone events. `gather` accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files
+whose ends are lost. Missing events are not guessed: if the send of a message was not traced, the message has no send. As in a merge, a
+`Recovery` between two plans contains the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name
+is used again, and then refers to the last send with this name.
 
 Lines in the trace of a host
 ----------------------------
@@ -437,7 +437,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """If the checkpoint in the recovery line was not traced, add it. It must be the agent's next checkpoint."""
+        """If the checkpoint in the recovery line was not traced, add it. The added checkpoint must be the agent's next one."""
         last = self._history(agent).last
         if number <= last:
             return
