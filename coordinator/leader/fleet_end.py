@@ -17,12 +17,12 @@ because a slow predicate must also be able to end the fleet. Until the late answ
 to ask, the fleet continues, and `status` names the hosts whose answers are overdue. If too many processes died while evaluating
 `stop_when`, the fleet fails.
 
-*The last epoch.* When the answer arrives, the fleet may have passed the evaluated epoch: later answers were sent as final, outputs
-released, effects called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external
-effect get TURNS_NS to end, because the agent's state contains the effect's result only after the turn. If the evaluated epoch is no longer
-the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are checked
-only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and the log
-refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
+*The last epoch.* When the answer arrives, the fleet may have passed the evaluated epoch: later answers were sent as final, outputs were
+released, and effects were called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an
+external effect get TURNS_NS to end, because the agent's state contains the effect's result only after the turn. If the evaluated epoch is
+no longer the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are
+checked only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and
+the log refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
 
 *Shutdown.* The end is proposed until it is in the log. After that, hosts receive Finish, and the run ends once they have left. A fleet that
 stops in an epoch ends only after the outputs of that epoch have been released.

@@ -1,9 +1,9 @@
 """Restores, by which operators return the fleet to an epoch, and rollbacks, which agents request by `ctx.rollback`.
 
-*Restores.* One restore at a time is active. `recovery_plans.py` makes its plan like any other, but from the requested epoch. The plan is
-committed together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request. If the client
-repeats the request, to this leader or the next, it is the same restore, and the plan in the log is the answer. A leader that dies before it
-has written that log entry has changed nothing.
+*Restores.* One restore at a time is active. `recovery_plans.py` makes the plan for a restore like any other plan, but from the requested
+epoch. The plan is committed together with the marks that make later epochs void (`state/lineage.py`). The client's token identifies the
+request. If the client repeats the request, to this leader or the next, it is the same restore, and the plan in the log is the answer. A
+leader that dies before it has written that log entry has changed nothing.
 
 *Rollbacks.* Each rollback request becomes a restore. A second rollback for the same reason is refused until an operator intervenes. The
 requesting agent waits and loses nothing: its turn had no effect, and its message is kept. The agent's host repeats the request on every new

@@ -179,7 +179,8 @@ class DumpFile:
         return dump.last, dump.previous, dump.state
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """Return the two entries for the library. The attributes and nodes are empty, because the library must not install the state."""
+        """Return the last two log entries for the library. The attributes and nodes are empty, because the library must not install the
+        state."""
         last, previous, _ = self.read()
         return None, last, previous, ()
 

@@ -8,18 +8,15 @@ the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSy
 the paper or from durability. The following list contains the rules and how they are enforced:
 
 H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with `sync_journal()`.
-     The transport calls it after handling messages and before sending the answers. A new leader calls it before it counts its first entry.
-H4.  Entries are cut from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts all entries
-     behind a matching entry and adds them again; `SqliteJournal` sets them aside and puts them back.
-H6.  After a restart, dump and journal may differ if the process died between writing one and writing the other. The journal is
-     kept if it contains the dump's last entry, replaced if it does not, and refused if there is a gap.
-H7.  The commit index moves only over entries that were compared with the leader's.
-H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it answers about
-     later entries.
-H9.  An answer counts only in the term in which it was given.
-H10, H11.  If an apply function or a callback raises an exception, this causes an alarm, never an endless retry.
-H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op (1) or a learner's request (4). The library's no-op
-           is never accepted as a proposal.
+     The transport calls `sync_journal()` after handling messages and before sending the answers. A new leader calls `sync_journal()` before
+it counts its first entry. H4.  Entries are cut from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The
+library cuts all entries behind a matching entry and adds them again; `SqliteJournal` sets them aside and puts them back. H6.  After a
+restart, dump and journal may differ if the process died between writing one and writing the other. The journal is kept if it contains the
+dump's last entry, replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared
+with the leader's. H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it
+answers about later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  If an apply function or a callback
+raises an exception, this causes an alarm, never an endless retry. H12, H13.  Nothing is unpickled. An entry is an operation (0), the
+library's no-op (1) or a learner's request (4). The library's no-op is never accepted as a proposal.
 
 This module also fixes the following faults of the library. Comments in the code explain each of them:
 
@@ -93,7 +90,7 @@ JOURNAL_FILE = "raft.sqlite"
 DUMP_FILE = "raft.dump"
 
 HINT_PERIODS = 1.5
-"""Number of AppendEntries periods for which a follower repeats the position of a contradiction: one period plus the delay."""
+"""Number of AppendEntries periods for which a follower repeats the position of a contradiction. They cover one period plus the delay."""
 
 TERM_JUMP_MAX = 2**24
 """Largest accepted difference between a received term and this replica's term. Terms are durable, so one false message could use up all
@@ -534,7 +531,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_proposals_covered_by_dump(last[1])
 
     def _answer_proposals_covered_by_dump(self, last: int) -> None:
-        """Answer this replica's proposals that the dump covers. Whether they were committed or replaced is unknown."""
+        """Answer this replica's proposals that the dump covers. It is unknown whether these proposals were committed or replaced."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

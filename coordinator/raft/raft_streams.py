@@ -11,9 +11,10 @@ must contain the same name. Without certificates (on loopback, or with the user'
 (`security/dial_back.py`): it calls the replica's advertised address and asks whether that replica is the caller. The receiver changes
 nothing before the replica confirms.
 
-A session is (boot, stream): how often this replica has started, which is durable, and how often it has dialled since. A newer session of a
-peer ends the older one, an older session is refused, and a session is used only once. No clock is involved. If a peer's log has changed,
-its sessions are not compared, because a replica that has lost its disk counts from one again.
+A session is a pair (boot, stream). `boot` counts the starts of this replica and is durable; `stream` counts how often the replica has
+dialled since its last start. A newer session of a peer ends the older one, an older session is refused, and a session is used only once. No
+clock is involved. If a peer's log has changed, its sessions are not compared, because a replica that has lost its disk counts from one
+again.
 
 *Inbox.* The event loop hands calls to the tick thread, and wakes it through a pipe on which the library's poller waits. A producer appends
 its item. Then, unless the inbox is marked as woken, the producer sets the mark and writes a byte. The tick thread (1) empties the pipe, (2)

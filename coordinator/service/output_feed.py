@@ -43,7 +43,8 @@ LOOK_S = 0.25
 """Time, in seconds, between the checks of a waiting call whether this replica still leads."""
 
 STAY_S = 5.0
-"""Time, in seconds, for which a reader still counts as following after its call has ended, because it may be processing the page."""
+"""Time, in seconds, for which a reader still counts as following after its call has ended, because the reader may be processing the
+page."""
 
 PAGES_AT_ONCE = 4
 """Number of pages that may be read at the same time. Reading a page uses a thread and keeps one part of a release in memory, about ten

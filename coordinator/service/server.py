@@ -174,7 +174,8 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         log_ids: ids in the coordinator's log lines (`telemetry/log_lines.py`).
         rejoin_grace_s: how long, in seconds, agents wait for their lost host to return before they move to other hosts.
         keep_epochs: number of complete epochs to which a recovery may return, at least 2.
-        retention: policy by which older epochs stay in the store. None means `keep_epochs`, and the default hours and days.
+        retention: policy by which older epochs stay in the store. None means a policy that keeps `keep_epochs` epochs, and the default
+            numbers of hours and days.
         exit_when_finished: whether the process ends when the fleet has ended. If false, the process continues to answer `Status`.
         node: id of this replica of the coordinator.
         members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. Empty if this is the only

@@ -334,7 +334,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.runner
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """Read and check the stream's first message, which identifies the host. Until then, no other message is processed."""
+        """Read and check the stream's first message, which identifies the host. No other message is processed before the first one has been
+        checked."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:

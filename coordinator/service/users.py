@@ -156,7 +156,7 @@ class FleetUsers:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """Revoke a token. The token is invalid from the log entry that revokes it."""
+        """Revoke a token. The log entry of the revocation makes the token invalid."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")

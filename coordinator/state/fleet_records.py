@@ -142,7 +142,7 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
             unchanged; "over" if the operation was refused because its proposer or the fleet has ended, or its plan was replaced. In the
             last case the next plan resolves the request.
         reason: why the operation was refused.
-        number: the number assigned: a host start, plan, epoch or incarnation, or the position of the next agent to define.
+        number: the assigned number, which is a host start, plan, epoch or incarnation, or the position of the next agent to define.
         begun: for creations, the latest epoch that has begun.
         epochs: the epochs that the operation aborted (losses, plans, damage, the end) or forgot; for creations and removals, the open
             epochs.
@@ -189,8 +189,8 @@ class AgentRecord(msgspec.Struct):
 
     Attributes:
         host: the host on which the agent is placed; "" before the first plan.
-        incarnation: a number that grows with every restart. All agents restart together, so it is the number of their plan. Thus an id
-            whose creation became void can be used again without repeating an incarnation (G9).
+        incarnation: a number that grows with every restart. All agents restart together, so the incarnation is the number of their plan.
+            Thus an id whose creation became void can be used again without repeating an incarnation (G9).
         is_initial: whether the fleet's definition names the agent, so that it is a member of line 0.
         born_epoch: the latest epoch that had begun when the agent's creation was committed; 0 for initial agents.
         left_epoch: the latest epoch that had begun when the agent's removal was committed; None if the agent has not left.

@@ -2,8 +2,8 @@
 
 The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. The coordinator's
 successor, or another replica, must reach the same state from the log alone. So every decision is an operation in the log. The result of
-applying an operation depends only on the state and the operation: no clock, no randomness, no I/O, no iteration over sets. Applying the
-same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
+applying an operation depends only on the state and the operation. The state machine uses no clock, no randomness and no I/O, and never
+iterates over a set. Applying the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
 
 The rules, in the terms of `docs/protocols.md`:
 

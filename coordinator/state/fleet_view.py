@@ -191,7 +191,8 @@ class FleetView:
         return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
 
     def stranger_of(self, host: str, agents: Iterable[str]) -> str:
-        """Return the first of `agents` that is placed on another host, so that `host` must not report on it. Return "" if there is none."""
+        """Return the first of `agents` that is placed on another host, so that `host` must not report on it. Return "" if there is no such
+        agent."""
         records = self.image.agents
         return next((agent for agent in agents if agent in records and records[agent].host != host), "")
 

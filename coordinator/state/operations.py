@@ -61,7 +61,7 @@ class DefineAgents(Kind, frozen=True, gc=False):
 
 
 class AdmitHost(Kind, frozen=True, gc=False):
-    """Admission of a run (`instance`) of a host. The result's number is the host start of the run.
+    """Admission of a run (`instance`) of a host. The `number` of the operation's result is the host start of the run.
 
     Attributes:
         expected_start: the host's start when the operation was proposed, so that a late proposal cannot replace a newer run.
@@ -176,7 +176,7 @@ class ConfirmPlan(Kind, frozen=True, gc=False):
 
 
 class BeginEpoch(Kind, frozen=True, gc=False):
-    """Start of the next epoch. The result's number is the epoch.
+    """Start of the next epoch. The `number` of the operation's result is the epoch that begins.
 
     `trigger` is "period", "hand", "log" (large sender logs) or "recovery". Only an epoch for a recovery may begin while the fleet recovers.
     """

@@ -19,8 +19,8 @@ def place(
     An agent named by a rule may be placed only on the rule's hosts, if any of them is in `hosts`. Other agents may be on any host. An agent
     that is already on a host where it may be stays there; with `is_even`, only as long as the host's share is not exceeded. The remaining
     agents are placed in the given order, those named by a rule first. An agent that must be placed goes to the host with the least weight
-    so far; in a tie, to the first host by name. So after a host receives an agent without a rule, it exceeds the lightest host by at most
-    the heaviest of the moved agents.
+    so far; in a tie, to the first host by name. So after a host receives an agent without a rule, the host's weight exceeds that of the
+    lightest host by at most the weight of the heaviest moved agent.
 
     Args:
         agents: pairs (agent, its current host or ""), in an order that is equal on every replica.

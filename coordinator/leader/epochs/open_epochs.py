@@ -92,8 +92,8 @@ class Failing(msgspec.Struct, frozen=True):
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
 
 WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
-"""The stages that wait for hosts or agents, and the stages that wait for the store. They are stored as tuples for speed, because every
-event checks all open epochs."""
+"""The stages that wait for hosts or agents, and the stages that wait for the store. The stages are listed in tuples for speed, because
+every event checks all open epochs."""
 
 
 class OpenEpoch(msgspec.Struct):

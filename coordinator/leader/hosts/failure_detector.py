@@ -1,4 +1,4 @@
-"""Failure detector, which decides whether a host is *suspected* and proposes its loss. Also removes the records of lost hosts.
+"""Failure detector, which decides whether a host is *suspected* and proposes its loss. This module also removes the records of lost hosts.
 
 A host is suspected
 

@@ -9,7 +9,7 @@ A host's stream (a *session*) goes through these stages:
     Attached     the host receives directives and may be part of plans
 
 A new session of a run replaces the run's older session; a session of a newer run ends the older run (G9). `admission.py` decides whether a
-host is admitted, `failure_detector.py` whether it is lost.
+host is admitted, and `failure_detector.py` decides whether a host is lost.
 """
 
 from collections.abc import Mapping

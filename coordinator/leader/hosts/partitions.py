@@ -1,4 +1,5 @@
-"""Network partitions between hosts that can all reach the coordinator: which hosts are evicted, and which are kept on standby.
+"""Network partitions between hosts that can all reach the coordinator. This module decides which hosts are evicted, and which are kept on
+standby.
 
 The problem. If two hosts cannot reach each other, both still send heartbeats, so neither is suspected. But markers and messages between
 them wait, and no epoch completes. In every heartbeat, a host names the hosts of its plan to which it has no link, since when, and whether

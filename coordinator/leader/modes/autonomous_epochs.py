@@ -1,4 +1,5 @@
-"""Checkpoint mode of fleets whose agents checkpoint on their own. Decides when an epoch begins, and which states survive a failure.
+"""Checkpoint mode of fleets whose agents checkpoint on their own. The mode decides when an epoch begins, and which states survive a
+failure.
 
 The recovery line exists before the epoch, because it is fixed when BeginEpoch is proposed. So every agent with a checkpoint on the line was
 created before the epoch began, and is a member of it. An epoch begins by one of these triggers:

@@ -114,8 +114,8 @@ class Mode(Protocol):
         applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
-        """Return the removal to propose for a stopped agent. Return None if the agent leaves later, and its host receives the answer
-        then."""
+        """Return the removal to propose for a stopped agent. Return None if the agent leaves later; its host receives the answer when the
+        agent leaves."""
 
 
 class ModeChoice:

@@ -3,8 +3,8 @@ parts.
 
 Several epochs may be open at once. A recovery plan starts from the newest complete epoch, and no agent keeps a live state.
 
-*Check of the reports.* Reports must exist for all members and cover all channels: rule 6 of `docs/protocols.md`, 2.2, applied to the
-columns of several hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and
+*Check of the reports.* Reports must exist for all members and cover all channels. The check applies rule 6 of `docs/protocols.md`, 2.2, to
+the columns of several hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and
 complete (G4).
 
 Reports may be relative to an earlier epoch, in which case they omit channels that have not changed since that epoch. All channels of that

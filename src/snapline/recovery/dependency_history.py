@@ -104,7 +104,8 @@ class LiveReport:
 
 
 def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports from one incarnation. All its counts are greater than or equal to those of the earlier report."""
+    """Return the later of two reports from one incarnation. All counts of the later report are greater than or equal to those of the
+    earlier one."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(

@@ -419,7 +419,7 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """Return, by ordinal, the nodes reachable from the agent's last interval, as bits. That interval is included."""
+        """Return, by ordinal, the nodes reachable from the agent's last interval, as bits. The last interval itself is included."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
 
