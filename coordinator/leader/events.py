@@ -346,7 +346,8 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
     """Write the outputs that agents have emitted since the previous epoch; answered by `EpochReleased`. The command may be repeated.
 
     Attributes:
-        ancestors: earlier epochs, newest first, down to an epoch that is not condemned. Empty if the previous state is the initial states.
+        ancestors: earlier epochs, newest first, down to an epoch that is not condemned. The tuple is empty if only the initial states
+            precede this epoch.
         is_fall_back: whether the fleet has abandoned complete epochs between the first ancestor and this epoch. Consumers of their outputs
             must be notified, so a record is written even if there are no outputs.
     """

@@ -63,8 +63,8 @@ class Machine(Protocol):
     thread."""
 
     def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; the result must be deterministic. Raise only LogError, if the entry is unknown; the process must then
-        end."""
+        """Apply a committed entry; the result must be deterministic. If the entry is unknown, raise LogError, after which the process must
+        end; raise no other exception."""
 
     def freeze(self) -> bytes:
         """Return the whole state as bytes."""

@@ -54,7 +54,8 @@ Item = Callable[[], None]
 
 
 class Inbox:
-    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. The producers limit its size."""
+    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. The producers limit the size of
+    the queue."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()

@@ -178,8 +178,8 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
             numbers of hours and days.
         exit_when_finished: whether the process ends when the fleet has ended. If false, the process continues to answer `Status`.
         node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. Empty if this is the only
-            replica.
+        members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. The mapping is empty if this
+            is the only replica.
         begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
         last_snapshot_s: how long, in seconds, the process waits after a stop signal for a last snapshot of a running fleet; 0 means that it
             takes no snapshot.

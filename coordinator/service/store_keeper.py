@@ -417,7 +417,7 @@ class StoreKeeper:
         return {x.agent: records[x.agent].ordinal for x in command.agents if x.agent in records}
 
     def _topology_of(self, command: WriteManifest) -> str:
-        """Return a fingerprint of agents, classes and channels. The last one is cached, because it rarely changes."""
+        """Return a fingerprint of agents, classes and channels. The last fingerprint is cached, because it rarely changes."""
         agents = tuple([(x.agent, x.kind) for x in command.agents])
         cached_key, fingerprint = self._topology
         if cached_key != (agents, command.channels):

@@ -156,8 +156,8 @@ class RefPublisher:
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Mark all complete epochs as unpublished. Hosts are not notified of earlier aborts, because they know these or learn them when
-        they reconnect."""
+        """Mark all complete epochs as unpublished. Hosts are not notified of earlier aborts, because hosts already know these aborts, or
+        receive them when they reconnect."""
         self._unpublished = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
         self._aborts_notified = self._shared.state.image.aborted
 

@@ -223,7 +223,7 @@ class StoreWatch:
         return self._breaker.allows(self._shared.now)
 
     def begun(self, epoch: int) -> None:
-        """Record that the storing of an epoch may begin, because the epoch is open."""
+        """Record that an epoch is open, which begins an attempt for the circuit breaker."""
         self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:

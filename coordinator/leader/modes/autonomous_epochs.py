@@ -10,7 +10,7 @@ created before the epoch began, and is a member of it. An epoch begins by one of
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
 Effects and final answers wait for an epoch that contains their agent's checkpoint. Idle agents whose policy takes no checkpoint may keep
-the line behind that checkpoint. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
+the line behind that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen for an epoch of all live states.
 
 *Freezing.* While frozen, the hosts start no more turns and take checkpoints of their agents' live states. The fleet is frozen in three
 cases:

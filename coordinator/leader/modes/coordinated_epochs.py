@@ -172,7 +172,7 @@ def _reported_channels_in(stage: Stage) -> ReportedChannels | None:
 
 
 SHOWN_MAX = 5
-"""Largest number of channels or agents that a reason names. Further ones are only counted."""
+"""Largest number of channels or agents that a reason names. Further channels or agents are only counted."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):

@@ -123,7 +123,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. If `is_late`, its result may be outdated, so another scan follows."""
+    """A running scan of the store. If `is_late`, the scan's result may be outdated, so another scan follows."""
 
     plan: int
     base_epoch: int

@@ -35,9 +35,9 @@ checkpoints. A new checkpoint can only raise it. If the line were recomputed, th
 depth of the domino effect. This module updates the line instead.
 
 An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. The checkpoints
-of these senders demand that further senders advance. Later checkpoints demand more, never less. There are two cases. The search for these
-agents is a *climb*. A climb may end, and all agents in it advance together. Or a climb reaches a demand that no checkpoint fulfils yet, and
-the agent is *blocked* for one of two reasons:
+of these senders demand that further senders advance. Later checkpoints demand more, never less. The search for these agents is a *climb*.
+If a climb ends, all agents in it advance together. If it reaches a demand that no checkpoint fulfils yet, the agent is *blocked* for one of
+two reasons:
 
 - missing (channel, count): no checkpoint of the channel's sender has sent that many messages. Only a new checkpoint of the
   sender can unblock the agent;
@@ -517,8 +517,8 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """Return (sender, receiver) → numbers of the messages sent but not received inside `line`. Channels without such messages have no
-        entry.
+        """Return a mapping from (sender, receiver) to the numbers sent but not received inside `line`. Channels without such numbers have
+        no entry.
 
         A channel is included only if at least one of its agents returns to a checkpoint. Messages between two agents that keep their live
         state are still in the link. For a sender that keeps its live state, the numbers sent come from its last report.
@@ -542,8 +542,8 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """Return agent → the kept checkpoints that no later recovery line can need, even after further recoveries. Agents without such
-        checkpoints have no entry.
+        """Return a mapping from each agent to its kept checkpoints that no later recovery line can need. Agents without such checkpoints
+        have no entry.
 
         Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs 1995). An agent's
         newest checkpoint is not returned even if it is useless, because the next record contains only the changes since then. A useless
@@ -575,7 +575,7 @@ class FleetHistory:
         return by_agent
 
     def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
-        """Return sender → the last number that `receiver` has received at its checkpoint on the total-failure line.
+        """Return a mapping from each sender to the last number that `receiver` has received at its checkpoint on the total-failure line.
 
         Senders may drop these messages and all earlier ones from their logs. Later messages may still be needed.
 

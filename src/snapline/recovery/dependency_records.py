@@ -536,7 +536,8 @@ def is_consistent(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """Return (sender, receiver) → numbers sent but not received inside `cut`. Channels without such messages have no entry.
+    """Return a mapping from (sender, receiver) to the numbers sent but not received inside `cut`. Channels without such numbers have no
+    entry.
 
     A receiver outside the cut has received nothing, so the first message to an agent that has not been created yet is in transit. Messages
     to an agent in `gone` are dead letters.
