@@ -13,7 +13,7 @@ to lose. A failed epoch is retried; the waiting process limits its own wait.
 
 *Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one host at a time. `stop_when` is user code and may hang. If a
 host has not answered for ANSWER_NS, the leader asks the next host about the newest complete epoch at that time. A late answer still counts,
-because a slow predicate must also be able to end the fleet. Until the late answer arrives, its host is not asked again. If no host is left
+because a slow predicate must also be able to end the fleet. A host is not asked again until its late answer has arrived. If no host is left
 to ask, the fleet continues, and `status` names the hosts whose answers are overdue. If too many processes died while evaluating
 `stop_when`, the fleet fails.
 
@@ -24,8 +24,8 @@ no longer the newest, or if it has open effects, the end is *decided*: hosts acc
 checked only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and
 the log refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
 
-*Shutdown.* The end is proposed until it is in the log. After that, hosts receive Finish, and the run ends once they have left. A fleet that
-stops in an epoch ends only after the outputs of that epoch have been released.
+*Shutdown.* The end is proposed until it is in the log. Once the end is in the log, hosts receive Finish, and the run ends when they have
+left. A fleet that stops in an epoch ends only after the outputs of that epoch have been released.
 """
 
 import msgspec
@@ -335,7 +335,8 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether the end is decided but the newest epoch was checked and cannot be the last one."""
+        """Return whether the end is decided, and another epoch is needed because the newest epoch was checked and cannot be the last
+        epoch."""
         state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._shared.now >= self._again_ns
@@ -343,7 +344,7 @@ class StopQuestion:
 
     @property
     def is_checking_candidate(self) -> bool:
-        """Return whether a candidate for the last epoch is being checked or will be checked soon. Meanwhile no other epoch begins.
+        """Return whether a candidate for the last epoch is being checked or will be checked soon. No other epoch begins during the check.
 
         An epoch that began now would replace the checked epoch as the newest, so with frequent snapshots the check would never succeed.
         """

@@ -304,7 +304,8 @@ class Objectives:
         return plan.done_ns - self._shared.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
-        """Return how long a failure has kept the fleet from running. Return None if the fleet runs, or if no failure is the cause."""
+        """Return how long a failure has kept the fleet from running. Return None if the fleet runs, or if it does not run for a reason
+        other than a failure."""
         state, plan = self._shared.state, self._shared.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:

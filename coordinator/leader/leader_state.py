@@ -31,7 +31,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         client: random name of this leader's run, used in request ids.
-        cluster: random id of the fleet's run, used until the state holds one.
+        cluster: random id of the fleet's run, used until the replicated state contains an id.
         hosts_expected: number of attached hosts at which the fleet starts.
         rejoin_grace_ns: how long agents wait for their lost host before they move to other hosts.
         keep_epochs: number of complete epochs to keep, at least 2.
@@ -70,7 +70,8 @@ class LeaderState:
         now: time of the event being handled.
         out: commands issued so far for this event.
         ending: (epoch, outcome, reason) once a part decides that the fleet must end. The end is proposed until the fleet has ended.
-        damaged: damaged epoch → (path, reason). The leader proposes to condemn the epoch until the replicated state says so.
+        damaged: damaged epoch → (path, reason). The leader proposes to condemn the epoch until the epoch is condemned in the replicated
+            state.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:

@@ -27,10 +27,10 @@ After any failure during these steps, another plan follows, from the same line o
 point (G10). Permanent errors end the fleet: hosts refuse plans three times for reasons other than damage, one agent fails repeatedly
 without a complete epoch in between, the store stays unreadable, or a fork has no readable epoch left.
 
-*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host
-without progress for ANSWER_NS counts as failed, and the next plan excludes it. If a host is silent but its stream is open, the host is
-busy, and the time of its silence does not count. If no host makes progress, the hosts are not the cause, so a new plan is made for all of
-them. In both cases the time limit doubles for the next plan, until a plan is applied, so that a fleet with one slow loading step also
+*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until the host answers, its heartbeats report the progress of loading.
+A host without progress for ANSWER_NS counts as failed, and the next plan excludes it. If a host is silent but its stream is open, the host
+is busy, and the time of its silence does not count. If no host makes progress, the hosts are not the cause, so a new plan is made for all
+of them. In both cases the time limit doubles for the next plan, until a plan is applied, so that a fleet with one slow loading step also
 starts.
 """
 

@@ -10,8 +10,8 @@ requesting agent waits and loses nothing: its turn had no effect, and its messag
 stream, so the request survives a leader's death. A request belongs to one incarnation of its agent. The next plan, whatever its reason,
 ends both that incarnation and the request: the turn runs again, and may make the request again.
 
-Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept, but
-only those since an operator's last restore, because the operator has seen the older ones.
+Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept.
+Requests before an operator's last restore do not count, because the operator has seen them.
 """
 
 import msgspec

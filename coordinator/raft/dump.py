@@ -7,8 +7,8 @@ methods, and fixes these faults (H5 of the Raft design; G8, G11):
   the library trims its log. The original does not sync to disk.
 - *Verified before use.* A digest covers every byte. This replica's dump is checked whenever it is read, even before it is sent. Damage
   ends the process, whereas the original would start an empty replica. A dump from a leader is collected in memory. A received dump replaces
-  this replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries. Otherwise it is ignored, and
-  the leader sends it again.
+  this replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries. Any other received dump is
+  ignored, and the leader sends it again.
 - *No pickle, no fork.* Dumps are not made in a child process, because its success would be noticed one tick after the rename, when the
   library's log has already changed.
 

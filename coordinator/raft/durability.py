@@ -69,8 +69,8 @@ def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
     """Replace the content of `path` with `pieces`. On return, the new content is durable. Failpoints are named `<point>.opened` and so on.
 
     Raises:
-        OSError: the disk could not be written. `path` is either the old or the new file, and after a power failure it may be the other one.
-            Therefore the caller must not continue.
+        OSError: the disk could not be written. `path` contains either the old or the new content, and a power failure may change which of
+            them it contains. The caller must not continue after this error.
     """
     temporary = path.with_name(path.name + ".tmp")
     handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)

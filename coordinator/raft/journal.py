@@ -8,12 +8,12 @@ pysyncobj syncs none of these to disk.
 
 *Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list in one
 transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
-`_file_equal_until`, the file's rows equal the list. A commit deletes all other rows and adds the missing ones.
+`_file_equal_until`, the file's rows equal the list. A commit deletes all rows that differ from the list and adds the missing rows.
 
 *Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most of
-them are the same. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only sets the
-tail aside. If `add` is called with the index and term of the tail's first entry, it takes that entry back. If the term differs, the
-conflict is real, and `add` drops the tail (receiver rule 3 of AppendEntries). `put_back` restores the rest.
+these entries have not changed. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only
+sets the tail aside. If `add` is called with the index and term of the tail's first entry, it takes that entry back. If the term differs,
+the conflict is real, and `add` drops the tail (receiver rule 3 of AppendEntries). `put_back` restores the remaining tail.
 
 *Never written* are a gap in the log, a term that decreases, an entry of a term that has not begun, two commands with the same index and
 term, and two votes in one term. Each of these errors would break an assumption of Raft's proof. So the process ends instead, and a file

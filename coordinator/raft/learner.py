@@ -86,7 +86,7 @@ def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | No
     """Mark the log before the replica takes part. Return the state of a learner, or None if the replica may vote.
 
     Raises:
-        ForeignLogError: a newer log has replaced this one.
+        ForeignLogError: a newer log of the replica has replaced this log.
         StoreError: the marks cannot be read or written.
     """
     may_vote, mark = judge(journal.log_id, journal.is_voter, marks.log_marks().get(replica, []), replica)

@@ -3,10 +3,10 @@
 The library distinguishes messages by their keys, and an absent key is not the same as None. An `append_entries` message with `prevLogIdx`
 (perhaps None) contains entries; one with `serialized` (perhaps None) contains a part of a dump. So the codec knows the set of keys
 (*shape*) of each message that the library sends. The codec preserves exactly which keys are present, and refuses other shapes on both
-sides. There is no pickle. `transmission` frames, which the library would unpickle, have no encoding.
+sides. The encoding uses no pickle. `transmission` frames, which the library would unpickle, have no encoding.
 
-A piece is one message, encoded as a batch of one. Protobuf merges concatenated messages, so a batch is the concatenation of its pieces.
-Each message is encoded only once, on the thread that created it.
+A piece is one message, encoded as a batch that contains only this message. Protobuf merges concatenated messages, so a batch is the
+concatenation of its pieces. Each message is encoded only once, on the thread that created it.
 """
 
 from collections.abc import Sequence

@@ -11,12 +11,12 @@ H2.  A replica answers, votes or counts itself only after its log, term and vote
      The transport calls `sync_journal()` after handling messages and before sending the answers. A new leader calls `sync_journal()` before
 it counts its first entry. H4.  Entries are cut from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The
 library cuts all entries behind a matching entry and adds them again; `SqliteJournal` sets them aside and puts them back. H6.  After a
-restart, dump and journal may differ if the process died between writing one and writing the other. The journal is kept if it contains the
-dump's last entry, replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared
-with the leader's. H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it
-answers about later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  If an apply function or a callback
-raises an exception, this causes an alarm, never an endless retry. H12, H13.  Nothing is unpickled. An entry is an operation (0), the
-library's no-op (1) or a learner's request (4). The library's no-op is never accepted as a proposal.
+restart, dump and journal may differ if the process died between writing the two files. The journal is kept if it contains the dump's last
+entry, replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared with the
+leader's. H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it answers
+about later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  If an apply function or a callback raises an
+exception, this causes an alarm, never an endless retry. H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op
+(1) or a learner's request (4). The library's no-op is never accepted as a proposal.
 
 This module also fixes the following faults of the library. Comments in the code explain each of them:
 
@@ -139,8 +139,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             on_alarm: function that is called on the tick thread with a message for operators. The function must return at once.
 
         Raises:
-            LogError: the library's release is not the reviewed one, or a newer log has replaced this one. Damaged files end the process
-                instead.
+            LogError: the library's release has not been reviewed, or a newer log has replaced this replica's log. Damaged files end the
+                process instead.
             StoreError: the marks cannot be read or written.
         """
         check_release()
@@ -250,7 +250,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         super()._onTick(timeToWait)
 
     def _learn(self, learner: Learner) -> None:
-        """Request to become a voter again, or become a voter if the request was applied. Until then, start no election."""
+        """Request to become a voter again, or become a voter if the request was applied. A learner starts no election."""
         self._SyncObj__raftElectionDeadline = float("inf")
         if learner.applied_term and learner.applied_term == self.raftCurrentTerm:
             self._become_voter(learner)

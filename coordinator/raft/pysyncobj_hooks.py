@@ -93,7 +93,7 @@ _swap_lock = threading.Lock()
 
 
 def check_release() -> None:
-    """Check that the installed library is the reviewed one.
+    """Check that the installed release of the library is the one that was reviewed.
 
     Raises:
         LogError: the library has another version or lacks a required name.

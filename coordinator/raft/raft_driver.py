@@ -408,7 +408,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to start an election. Return False if that replica is not up to date."""
+        """Ask another replica to start an election. Return False if no suitable replica is up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -422,7 +422,7 @@ class RaftDriver:
 
 
 class _Barrier:
-    """The readers that wait for the barrier in flight, and those that wait for the next one."""
+    """The readers that wait for the barrier in flight, and the readers that wait for the next barrier."""
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver

@@ -94,7 +94,7 @@ class Inbox:
         return items
 
     def close(self) -> None:
-        """Drop all items, including later ones. The method may be called again."""
+        """Drop all items, including items that are added later. The method may be called again."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True

@@ -6,7 +6,7 @@ channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protoco
 line. So each of them is either in the channel state of the base epoch, if it was sent before the base, or in a log that i wrote between
 base and line.
 
-A restart from this epoch must find exactly the messages in transit (G1, G2). Therefore the following is checked:
+A restart from this epoch must find exactly the messages in transit (G1, G2). Therefore `read_line` checks the following conditions:
 
 - There is no orphan: `received_j <= sent_i` on every channel.
 - There is no gap and no duplicate: the messages found have exactly those numbers, in that order.

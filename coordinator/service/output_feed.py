@@ -4,7 +4,7 @@ A reader sends its cursor and gets a page of the outputs released after the curs
 The server keeps no state about a reader between calls. So a reader may continue with a later leader, and a slow reader does not delay
 others.
 
-Epochs with outputs are listed once per leadership. After that, the store reports new releases.
+Epochs with outputs are listed once per leadership. Once the epochs are listed, the store reports new releases.
 """
 
 import asyncio

@@ -142,7 +142,7 @@ SINGLE_REPLICA_ELECTION_S = (0.06, 0.12)
 
 LOST_LOG_CHECK_S = 5.0
 """Time, in seconds, between a replica's checks whether too many logs are lost. Only a replica without a leader or without its log checks
-this. The interval is longer than an election, so that a learner that can become a voter has become one."""
+this. The interval is longer than an election, so that a learner that can become a voter has had the time to do so."""
 
 REFUSED_S = 2.0
 """Time, in seconds, after which this replica ends if all other replicas refuse it or use another transport. Earlier, the other replicas may

@@ -259,7 +259,8 @@ CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 for ten thousand agents."""
 
 LISTING_S = 2.0
-"""Time limit, in seconds, for the store to list its epochs. After that, the history is shown without the list."""
+"""Time limit, in seconds, for the store to list its epochs. If the store does not list its epochs in time, the history is shown without the
+list."""
 
 ANSWER_S = 0.1
 """Time, in seconds, between the answer and the end of the process, so that the answer can be sent."""

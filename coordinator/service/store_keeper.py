@@ -6,9 +6,9 @@ This module makes no decisions. The module reports each failure with the damaged
 
 *Releases.* A release contains the outputs that agents have emitted since the previous epoch. The outputs are read from the new epoch's
 checkpoints. The manifest of the previous epoch shows which outputs were released before. If the previous epoch is condemned, its data may
-be damaged, and it is unknown whether a leader has released its outputs or is about to do so. So that epoch is *closed*: an empty release is
-written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which outputs
-were released.
+be damaged, and it is unknown whether a leader has released its outputs or is about to release them. So that epoch is *closed*: an empty
+release is written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which
+outputs were released.
 """
 
 import functools

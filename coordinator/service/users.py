@@ -47,7 +47,7 @@ HOST_RPC_RULES = {
 
 
 class FleetUsers:
-    """The users' tokens and the audit log. There is one object per replica."""
+    """The users' tokens and the audit log. Each replica has one such object."""
 
     def __init__(
         self,

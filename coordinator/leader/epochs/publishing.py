@@ -86,7 +86,7 @@ class Snapshots:
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Handle the result of BeginEpoch. The assigned requests wait for that epoch or, if BeginEpoch failed, for the next one."""
+        """Handle the result of BeginEpoch. The assigned requests wait for that epoch or, if BeginEpoch failed, for the next epoch."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests

@@ -148,7 +148,7 @@ class Period:
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Return whether a periodic epoch is due. Return True only once per period."""
+        """Return whether a periodic epoch is due. The method returns True only once per period."""
         now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False

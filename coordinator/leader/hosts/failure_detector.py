@@ -229,8 +229,8 @@ class FailureDetector:
         return concerns
 
     def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long the host has been busy, and the cause, or "" if the cause is unknown. Return 0 as the time if the host is not
-        busy."""
+        """Return how long the host has been busy, and the cause, or "" if the cause is unknown. If the host is not busy, the returned time
+        is 0."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):

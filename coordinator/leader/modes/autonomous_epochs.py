@@ -147,7 +147,7 @@ FREEZE_PAUSE_NS = 10 * SECOND_NS
 """Shortest time, in nanoseconds, between two freezes for the logs, so that the fleet is not frozen all the time."""
 
 RECOVERY_FAILURES_MAX = 10
-"""Largest number of failed attempts to store surviving states. After that, the fleet recovers from the newest epoch."""
+"""Largest number of failed attempts to store surviving states. After so many failed attempts, the fleet recovers from the newest epoch."""
 
 RECOVERY_EPOCHS_MAX = 3
 """Largest number of epochs made before one plan, because a host that does not freeze may report new checkpoints forever."""
@@ -285,8 +285,8 @@ class Autonomous:
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return whether the surviving states are in the newest complete epoch or cannot be stored. If neither holds, work towards the
-        former."""
+        """Return whether the surviving states are in the newest complete epoch or cannot be stored. Otherwise work towards storing the
+        surviving states."""
         lines, epochs = self._lines, self._epochs
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False

@@ -33,7 +33,7 @@ class Ledger:
     Attributes:
         plan, base_epoch: the plan and base epoch of the ledger.
         base: agent → number of its checkpoint in the base epoch. Agents that are unborn in the base epoch have no entry.
-        newest: agent → number of its newest checkpoint; 0 if it has only the initial one.
+        newest: agent → number of its newest checkpoint; 0 if the agent has only its initial checkpoint.
         packs: path → pack, for all packs that contain checkpoints.
         log_bytes: total size, in bytes, of the sender logs in the packs.
         problems: descriptions of impossible reports, to be logged.

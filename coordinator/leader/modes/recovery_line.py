@@ -101,7 +101,8 @@ SCAN_TRIES_MAX = 60
 """Largest number of attempts to scan a store that is unreachable but not damaged, which take about a minute."""
 
 GAP_NS = 2 * SECOND_NS
-"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor. After that time the predecessor is in the store or lost."""
+"""Time, in nanoseconds, to wait for a checkpoint's missing predecessor. A predecessor that has not been reported by then is in the store or
+lost."""
 
 LEFT_MAX = 1024
 """Number of departed agents that the ledger may always keep; a large ledger may keep half as many departed agents as it has agents in
@@ -375,8 +376,8 @@ class Lines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the base of this plan's checkpoints: the plan's last complete epoch or, if it has none, its recovery line. Return None if
-        the base is damaged."""
+        """Return the base of this plan's checkpoints: the plan's last complete epoch or, if it has none, its recovery line. If the base is
+        damaged, return None instead."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -477,8 +478,8 @@ WAIT_NS = 1 * SECOND_NS
 """Time, in nanoseconds, for hosts to report their agents' positions."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Longest time, in nanoseconds, that a query waits while the store is being scanned. After that the query is refused, and the tool can
-repeat it."""
+"""Longest time, in nanoseconds, that a query waits while the store is being scanned. A query that has waited longer is refused, and the
+tool can repeat it."""
 
 QUERIES_MAX = 64
 """Largest number of open queries. If there are more, the oldest is refused."""

@@ -104,8 +104,8 @@ class LiveReport:
 
 
 def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports from one incarnation. All counts of the later report are greater than or equal to those of the
-    earlier one."""
+    """Return the later of two reports from one incarnation. All counts of the later report are greater than or equal to the counts of the
+    earlier report."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -414,7 +414,7 @@ class FleetHistory:
 
         Raises:
             NotFoundError: `agent` has not joined.
-            ProtocolError: a checkpoint in between is missing, or a count has decreased. In that case nothing is changed.
+            ProtocolError: a checkpoint in between is missing, or a count has decreased. The history is not changed then.
         """
         ordinal = self._member(agent)
         last = self._records.last[ordinal]
@@ -448,8 +448,8 @@ class FleetHistory:
             received: sender → last number received.
             sent: receiver → last number sent.
             turns: number of the agent's turns so far, from its start; 0 if turns are not counted.
-            taken: the agent's newest checkpoint at that moment, durable or not; None means the last reported one. Until this
-                checkpoint is reported, `obsolete` ignores the live state (G7).
+            taken: the agent's newest checkpoint at that moment, durable or not; None means the checkpoint that was reported last. Until
+                this checkpoint is reported, `obsolete` ignores the live state (G7).
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -615,7 +615,7 @@ class FleetHistory:
         an entry in `line` keep their live state.
 
         Raises:
-            NotFoundError: an agent has not joined, or has no such checkpoint. In that case nothing is changed.
+            NotFoundError: an agent has not joined, or has no such checkpoint. The history is not changed then.
         """
         for ordinal, place in enumerate(self._places_of(line)):
             if place != LIVE:

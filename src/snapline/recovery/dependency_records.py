@@ -185,7 +185,7 @@ class Records:
         """Add a checkpoint of `agent` that follows all its other checkpoints. Channels with an unchanged count are ignored.
 
         Raises:
-            ProtocolError: a count is lower than the known count. In that case no checkpoint is added.
+            ProtocolError: a count is lower than the known count. The checkpoint is not added then.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -274,8 +274,8 @@ class Records:
 
 
 def _combined_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
-    """Return the changes of both checkpoints combined, as changes of the later one. The counts of the later checkpoint replace those of the
-    earlier one."""
+    """Return the changes of both checkpoints combined, as changes of the later checkpoint. If both checkpoints have a count for a channel,
+    the later count is used."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
