@@ -242,7 +242,7 @@ TURNS_NS = 5 * SECOND_NS
 never end, because inputs are held."""
 
 AGAIN_NS = SECOND_NS
-"""Time, in nanoseconds, between two extra epochs that check whether effects have ended, because effects may take long."""
+"""Time, in nanoseconds, between two extra epochs that check whether effects have ended. Effects may take long."""
 
 
 class StopQuery(msgspec.Struct):

@@ -27,7 +27,7 @@ from snapline.messages.host_messages import (
 from snapline.storage.log.log_record import LogName
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Largest total size, in bytes, of the names and kinds in one creation request, so that the operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the names and kinds in one creation request. The limit keeps the operation below 64 KiB."""
 
 
 class Requests:

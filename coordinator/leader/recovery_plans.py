@@ -143,7 +143,7 @@ ANSWER_NS = 5 * SECOND_NS
 progress."""
 
 DOUBLINGS_MAX = 5
-"""Largest number of times that ANSWER_NS is doubled, so that the longest wait is 160 s."""
+"""Largest number of times that ANSWER_NS is doubled. With this limit, the longest wait is 160 s."""
 
 SHOWN_NS = SECOND_NS
 
@@ -226,8 +226,8 @@ REFUSALS_MAX = 3
 """Number of refused plans, for reasons other than damage and without a running fleet in between, after which the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Largest number of plans that one agent may cause without a complete epoch in between, because a deterministic bug would recur forever.
-The limit is high because one message may crash many agents, each until its retries are used up."""
+"""Largest number of plans that one agent may cause without a complete epoch in between. A limit is needed because a deterministic bug would
+recur forever. The limit is high because one message may crash many agents, each until its retries are used up."""
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):

@@ -97,8 +97,8 @@ TERM_JUMP_MAX = 2**24
 terms. An isolated candidate needs 290 days to raise its term by this difference. A restored cluster begins below two million."""
 
 FORCED_DUMP_S = 10.0
-"""Shortest time, in seconds, between two dumps forced by the journal's size, because a dump does not remove entries that are not applied
-yet."""
+"""Shortest time, in seconds, between two dumps forced by the journal's size. A limit is needed because a dump does not remove entries that
+have not been applied yet."""
 
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 

@@ -69,7 +69,7 @@ answered."""
 
 READ_S = 5.0
 BARRIER_S = 1.0
-"""Time, in seconds, after which another barrier is tried, because the frame of the first one may be lost."""
+"""Time, in seconds, after which another barrier is proposed, since the frame of the first barrier may have been lost."""
 
 RETRY_S = 0.05
 """Time, in seconds, between failed barriers, which fail at once if there is no leader."""

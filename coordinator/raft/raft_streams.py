@@ -163,7 +163,7 @@ RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
 connected before it starts an election."""
 
 LOGGED_REFUSALS_MAX = 100
-"""Number of refusal reasons that are remembered, so that each is logged once and not at every dial."""
+"""Number of refusal reasons that are remembered. A remembered reason is logged once and not at every dial."""
 
 ADDRESS_MAX = 300
 """Largest length, in characters, of a peer's address in a message."""

@@ -34,7 +34,7 @@ PAGE_OUTPUTS_MAX = 5000
 """Largest number of outputs in a page, whatever their size."""
 
 SCANNED_MAX = 100_000
-"""Largest number of outputs scanned for a page, so that the cursor advances even if few outputs have the requested topic."""
+"""Largest number of outputs scanned for a page. With this limit, the cursor advances even if few outputs have the requested topic."""
 
 WAIT_S_MAX = 20.0
 """Longest time, in seconds, that a call waits. A reader that is still interested calls again."""

@@ -263,7 +263,7 @@ LISTING_S = 2.0
 list."""
 
 ANSWER_S = 0.1
-"""Time, in seconds, between the answer and the end of the process, so that the answer can be sent."""
+"""Time, in seconds, between the answer and the end of the process. The answer is sent during that time."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Fields of a host's heartbeat and status whose sums over all hosts are part of the fleet's status."""

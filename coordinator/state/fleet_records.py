@@ -102,7 +102,7 @@ encode. A plan names all agents in one message of at most 16 MiB. So beyond 20,0
 total."""
 
 LOGGED_AGENTS_MAX = 20_000
-"""Largest number of agents in protocols with sender logs, because each agent has vectors with one entry per agent."""
+"""Largest number of agents in protocols with sender logs, in which each agent has vectors with one entry per agent."""
 
 AGENTS_EVER_MAX = 200_000
 """Largest number of agents ever created. Ids are never reused, so the ids of departed agents are kept; they take at most about 10 MiB of
@@ -125,7 +125,7 @@ CLIENTS_MAX = 1024
 client is forgotten first."""
 
 PAST_INSTANCES_KEPT = 16
-"""Number of a host's earlier runs whose names are kept, so that these runs can be refused."""
+"""Number of a host's earlier runs whose names are kept. A run whose name is kept can be refused if it returns."""
 
 ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED, VOID = "open", "complete", "condemned", "void"
@@ -383,7 +383,8 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """Why the fleet cannot continue under its current plan. `worked_until_ns` is the wall-clock time until which the lost hosts worked."""
+    """The reason why the fleet cannot continue under its current plan. `worked_until_ns` is the wall-clock time until which the lost hosts
+    worked."""
 
     reason: str
     lost: list[str]

@@ -242,7 +242,7 @@ def _short(end: EpochEnd) -> EpochEnd:
 
 
 TOKENS_MAX = 256
-"""Largest number of tokens, because each call of a user compares its token with all of them."""
+"""Largest number of tokens. A limit is needed because each call of a user compares its token with all tokens."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
 """Numbers of admitted and of refused calls that are kept. Each record takes about 500 bytes, so all records take less than 2 MiB of the

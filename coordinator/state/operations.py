@@ -22,10 +22,11 @@ OPERATION_VERSION = 1
 """Version of an entry. A reader refuses any other version, because replicas that skipped an entry would diverge."""
 
 OPERATION_BYTES_MAX = 64 * 1024 - 1
-"""Largest size of an entry, in bytes, so that several entries fit into one frame of the log's transport and one disk write."""
+"""Largest size of an entry, in bytes. Several entries of this size fit into one frame of the log's transport and one disk write."""
 
 TEXT_CHARACTERS_MAX = 2_000
-"""Largest length of a reason, in characters, because a reason may come from a user's exception and is kept in the state."""
+"""Largest length of a reason, in characters. A limit is needed because a reason may come from a user's exception and is kept in the
+state."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):

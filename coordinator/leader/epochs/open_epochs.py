@@ -22,7 +22,7 @@ from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
 
 UNBORN_BYTES_MAX = 48 * 1024
-"""Largest total size, in bytes, of the agent names in one CompleteEpoch, so that the operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the agent names in one CompleteEpoch. The limit keeps the operation below 64 KiB."""
 
 
 Channels = Mapping[tuple[str, str], int]

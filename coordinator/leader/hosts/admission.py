@@ -228,7 +228,7 @@ def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
 
 
 BATCH_BYTES_MAX = 48 * 1024
-"""Largest total size, in bytes, of the names and kinds in one operation, so that the whole operation stays below 64 KiB."""
+"""Largest total size, in bytes, of the names and kinds in one operation. The limit keeps the whole operation below 64 KiB."""
 
 KIND_CHARACTERS_MAX = 1024
 """Largest length, in characters, of an agent's kind, which consists of a module path and a class."""

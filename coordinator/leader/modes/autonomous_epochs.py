@@ -144,13 +144,14 @@ class Freezing:
 
 
 FREEZE_PAUSE_NS = 10 * SECOND_NS
-"""Shortest time, in nanoseconds, between two freezes for the logs, so that the fleet is not frozen all the time."""
+"""Shortest time, in nanoseconds, between two freezes because of large logs. Without this limit, the fleet could be frozen all the time."""
 
 RECOVERY_FAILURES_MAX = 10
 """Largest number of failed attempts to store surviving states. After so many failed attempts, the fleet recovers from the newest epoch."""
 
 RECOVERY_EPOCHS_MAX = 3
-"""Largest number of epochs made before one plan, because a host that does not freeze may report new checkpoints forever."""
+"""Largest number of epochs made before one plan. A limit is needed because a host that does not freeze may report new checkpoints
+forever."""
 
 
 class Autonomous:
