@@ -506,7 +506,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._log_bytes = 0
 
     def _destroy(self) -> None:
-        """Sync and close the file; after a failure, only close it. The method may be called again."""
+        """Sync and close the file; after a failure, only close it. A repeated call has no effect."""
         try:
             if not self._failure and self._file.is_open:
                 self.sync()

@@ -162,7 +162,7 @@ _false_alarms = FalseAlarmFilter()
 
 
 def drop_false_alarms() -> None:
-    """Install the filter in the library's logger. The function may be called again."""
+    """Install the filter in the library's logger. A repeated call has no effect."""
     library.logger.addFilter(_false_alarms)
 
 

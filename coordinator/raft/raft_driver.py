@@ -136,7 +136,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica. The outcome of unanswered proposals is then unknown. The method may be called again."""
+        """End the replica. The outcome of unanswered proposals is then unknown. A repeated call has no effect."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:
@@ -574,7 +574,7 @@ class Replica:
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the replica; its files remain. The method may be called again."""
+        """End the replica; its files remain. A repeated call has no effect."""
         await self.driver.stop()
         await self.streams.stop()
 

@@ -94,7 +94,7 @@ class Inbox:
         return items
 
     def close(self) -> None:
-        """Drop all items, including items that are added later. The method may be called again."""
+        """Drop all items, including items that are added later. A repeated call has no effect."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -169,10 +169,10 @@ ADDRESS_MAX = 300
 """Largest length, in characters, of a peer's address in a message."""
 
 TRANSPORT_CHECK_S = 0.5
-"""Time, in seconds, between checks whether a replica that has never accepted a stream differs from this replica in its use of TLS."""
+"""How often, in seconds, this replica checks whether a replica that has never accepted a stream differs from it in its use of TLS."""
 
 RENEWAL_CHECK_S = 1.0
-"""Time, in seconds, between a stream's checks whether its certificate was replaced."""
+"""How often, in seconds, a stream checks whether its certificate was replaced."""
 
 _ACCEPTED = ("snapline-raft", "accepted")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -235,7 +235,7 @@ class OutgoingStream:
         return b"".join(taken)
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended, with the reason. Runs on the event loop. The method may be called again."""
+        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         self._pieces.clear()
         if not self.ended.done():
@@ -290,7 +290,7 @@ class IncomingStream:
             await self._room.wait()
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended, with the reason. Runs on the event loop. The method may be called again."""
+        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         if not self.ended.done():
             self.ended.set_result(why)

@@ -125,7 +125,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             self._streams.end(peer.stream, "this replica is no member any more")
 
     def destroy(self) -> None:
-        """Close the streams and the pipe. The method may be called again."""
+        """Close the streams and the pipe. A repeated call has no effect."""
         if self._is_destroyed:
             return
         self._is_destroyed = True

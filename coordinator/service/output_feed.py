@@ -40,7 +40,7 @@ WAIT_S_MAX = 20.0
 """Longest time, in seconds, that a call waits. A reader that is still interested calls again."""
 
 LOOK_S = 0.25
-"""Time, in seconds, between the checks of a waiting call whether this replica still leads."""
+"""How often, in seconds, a waiting call checks whether this replica still leads."""
 
 STAY_S = 5.0
 """Time, in seconds, for which a reader still counts as following after its call has ended, because the reader may be processing the

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("snapline.coordinator")
 
 LOOK_S = 0.05
-"""Time, in seconds, between checks whether the last epoch is complete. An epoch takes tens of milliseconds."""
+"""How often, in seconds, the process checks whether the last epoch is complete. An epoch takes tens of milliseconds."""
 
 
 class CoordinatorStop:
@@ -141,7 +141,7 @@ SINGLE_REPLICA_ELECTION_S = (0.06, 0.12)
 """Election time-outs, in seconds, of a replica that has no peers."""
 
 LOST_LOG_CHECK_S = 5.0
-"""Time, in seconds, between a replica's checks whether too many logs are lost. Only a replica without a leader or without its log checks
+"""How often, in seconds, a replica checks whether too many logs are lost. Only a replica without a leader or without its log checks
 this. The interval is longer than an election, so that a learner that can become a voter has had the time to do so."""
 
 REFUSED_S = 2.0
@@ -149,7 +149,8 @@ REFUSED_S = 2.0
 not have dialled its address yet."""
 
 END_CHECK_S, FOLLOWER_EXIT_DELAY_S = 1.0, 10.0
-"""Time, in seconds, between a non-leader's checks whether the fleet has ended, and time that it then stays because its leader needs it."""
+"""How often, in seconds, a replica that does not lead checks whether the fleet has ended; and how long it then stays, because its leader
+needs it."""
 
 
 class FolderInUseError(UsageError):

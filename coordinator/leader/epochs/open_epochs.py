@@ -1,7 +1,7 @@
 """Open epochs, and the stages of an epoch.
 
     Collecting        the hosts report; a host repeats its report after its stream was broken
-    Asking            a Koo–Toueg round queries its agents
+    Asking            a koo-toueg round asks its agents for checkpoints
     StoringManifest   every host has reported on every channel; packs are read back, and the manifest is written
     StoringLine       a recovery line is being stored as the epoch
     Deciding          CompleteEpoch is proposed until it is in the log; the timeout can no longer abort the epoch
@@ -64,7 +64,7 @@ class Collecting(msgspec.Struct):
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """Stage in which a round queries agents; the round keeps their answers."""
+    """Stage in which a round asks agents for checkpoints; the round keeps their answers."""
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
