@@ -1,7 +1,7 @@
-"""Channel for generated gRPC stubs; calls over the channel are part of the cut.
+"""Channel for generated gRPC stubs. Calls over this channel are part of cuts.
 
-A call is in the ledger when the stub's method returns, in one piece with the state changes that the caller made before. gRPC's own client
-interceptors cannot provide this, because they run later, in a task.
+A call is in the ledger when the stub's method returns, in one piece with the caller's preceding state changes. gRPC's own client
+interceptors cannot guarantee this, because they run later, in a task.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """Channel whose calls are part of the cut (see the module). `Member.channel` creates it.
+    """Channel whose calls are part of cuts. `Member.channel` creates it.
 
     Attributes:
-        target: name of the receiver in the cut.
-        member_plan: plan of the member at the target when it last answered.
+        target: name of the receiver in cuts.
+        member_plan: plan under which a member at the target last answered. 0 if no member has answered yet.
     """
 
     def __init__(self, member: MemberInterface, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
@@ -63,7 +63,7 @@ class MemberChannel(grpc.aio.Channel):
         return MemberMethod(self._member, self, template, *_serializers(*given, **options))
 
     def attempt(self, call: ServiceCall, **options: Any) -> Any:
-        """Make one attempt of a call over gRPC's own channel, with serialized request and response."""
+        """Make one attempt of a call over gRPC's own channel. Request and response are serialized."""
         made = self._raw.get(call.method)
         if made is None:
             kind = _kind(call.asks_stream, call.answers_stream)
@@ -73,7 +73,7 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Make a call of the ledger that no caller awaits: a call made before a recovery, or made by `send`."""
+        """Make a call that is already in the ledger and that no caller awaits. It was made before a recovery, or by `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
@@ -106,7 +106,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """Return gRPC's name for a kind of method, such as `unary_stream`."""
+    """Return gRPC's name for this kind of method, such as `unary_stream`."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 
@@ -115,12 +115,12 @@ def _serializers(
     response_deserializer: Callable[[bytes], Any] | None = None,
     _registered_method: bool | None = False,
 ) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
-    """Return the two serializers among the arguments that stubs pass to a channel."""
+    """Return the request serializer and the response deserializer from the arguments that stubs pass to a channel."""
     return request_serializer, response_deserializer
 
 
 class MemberMethod:
-    """A stub's method. `wanted`: template of the method's calls."""
+    """A method of a stub. `wanted` is a template for the method's calls."""
 
     __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
@@ -137,11 +137,12 @@ class MemberMethod:
         self._deserialize = deserialize
 
     def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
-        """Make the call. The call is in the ledger when this returns or, for streamed requests, when the last request was produced.
+        """Make a call. It is in the ledger when this method returns, or if the request is a stream, when the last request message was
+        produced.
 
         Raises:
-            DivergedCallError: the handler was rerun and makes a different call than before.
-            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not begun (ABORTED).
+            DivergedCallError: the calling handler was rerun, and makes a different call than before.
+            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not started yet (ABORTED).
         """
         if self.wanted.asks_stream or self.wanted.answers_stream:
             return MemberStream(self, request, options)
@@ -150,7 +151,7 @@ class MemberMethod:
     def make(
         self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
     ) -> MemberCall:
-        """Make the call. For a request stream, `request` contains all messages."""
+        """Make a call. If the request is a stream, `request` contains all its messages."""
         call, handling = self._made(request)
         timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
@@ -165,16 +166,16 @@ class MemberMethod:
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make the call and return at once. The member waits for the answer and passes it to the service's `answered`.
+        """Make a call and return immediately. The member waits for the answer and passes it to the service's method `answered`.
 
-        In a handler this implies `changed()`. Raises the same errors as the call itself.
+        In a handler, this implies `changed()`. Raises the same errors as calling the method.
         """
         call, _ = self._made(request, is_sent=True)
         self._channel.again(call)
         return call
 
     def decoded(self, response: bytes) -> Any:
-        """Decode one response."""
+        """Deserialize one response."""
         return self._deserialize(response) if self._deserialize is not None else response
 
     def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, HandlerExecution | None]:

@@ -1,8 +1,9 @@
-"""Serve the requests to a member.
+"""Serves the requests to a member.
 
-A request is accepted once, after the service has recorded the epochs that the stamp requires. The answer carries a stamp.
+A request is accepted only once, and only after the service has recorded the epochs that its stamp requires. The answer carries a stamp,
+too.
 
-A request without a stamp comes from outside of the fleet, and is served as usual.
+A request without a stamp comes from outside of the fleet and is served as usual.
 """
 
 import asyncio
@@ -33,16 +34,16 @@ from snapline.adapters.grpc.service_agent import MemberInterface
 log = logging.getLogger("snapline.grpc")
 
 UNKNOWN = 2
-"""gRPC's status code for a handler that raised."""
+"""Number of gRPC's status code for a handler that has raised an error."""
 
 METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
-"""Metadata of this task's request. The metadata is cached, since gRPC rebuilds it at each access."""
+"""Metadata of the request that this task serves. It is cached, since gRPC rebuilds it at each access."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class MemberInterceptor(grpc.aio.ServerInterceptor):
-    """Server interceptor of a member (see the module), available as `Member.interceptor`."""
+    """Server interceptor of a member, available as `Member.interceptor`."""
 
     def __init__(self, member: MemberInterface) -> None:
         self._member = member
@@ -72,7 +73,7 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StreamHandler:
-    """An RPC method with streams. A call by a member is one large call; a call by others streams as usual."""
+    """An RPC method with streams. A call by a member is served as one large call. A call from outside of the fleet streams as usual."""
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
@@ -84,7 +85,7 @@ class StreamHandler:
         self._whole = UnaryHandler(member, collected(self._function, self._serialize, method), None)
 
     async def serve(self, request: Any, context: Any) -> AsyncIterator[bytes]:
-        """Serve a request; yield the serialized responses."""
+        """Serve a request. Yield the serialized responses."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             async for response in self._function(request, context):
@@ -96,7 +97,7 @@ class StreamHandler:
             yield message
 
     async def serve_one(self, request: Any, context: Any) -> bytes:
-        """Serve a request; return the only serialized response."""
+        """Serve a request. Return its single response, serialized."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             return bytes(self._serialize(await self._function(request, context)))
@@ -114,7 +115,7 @@ class UnaryHandler:
         self._serialize = serialize or bytes
 
     async def serve(self, request: Any, context: Any) -> bytes:
-        """Serve one request; return the serialized response."""
+        """Serve one request. Return the serialized response."""
         stamp = call_stamp(METADATA.get())
         member, ledger = self._member, self._member.ledger
         while True:
@@ -157,7 +158,7 @@ class UnaryHandler:
         return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
-        """Run the handler. An error that the handler raises is also an answer, and does not cause a rerun."""
+        """Run the handler and return its answer. An error that the handler raises is also an answer, and does not cause a rerun."""
         try:
             response = await self._function(request, context)
         except AbortedHandlerError as error:
@@ -202,7 +203,7 @@ class UnaryHandler:
 
 
 class AbortedHandlerError(Exception):
-    """The handler has ended its call with `context.abort`."""
+    """A handler has ended its call with `context.abort`."""
 
     def __init__(self, code: int, details: str) -> None:
         super().__init__(code, details)
@@ -210,7 +211,8 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """Wrapper of gRPC's context for handlers. It keeps the status and metadata that end a call until the ledger has recorded the answer."""
+    """Wrapper of gRPC's context that is passed to handlers. It holds back the status and metadata that end a call until the ledger has
+    recorded the answer."""
 
     __slots__ = ("_inner", "trailing")
 
@@ -230,6 +232,6 @@ class ServedContext:
         return self.trailing
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """Abort as gRPC does: raise, so that the handler stops."""
+        """Abort the call. Like gRPC's own method, it raises an error, so that the handler stops."""
         self.trailing = (*self.trailing, *trailing_metadata)
         raise AbortedHandlerError(code.value[0], details)
