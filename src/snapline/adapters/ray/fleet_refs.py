@@ -1,11 +1,11 @@
-"""Include the user's object in cuts, and provide the references that its calls of other members return.
+"""Includes the user's object in cuts, and provides the references that its calls to other members return.
 
-A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class
-runs one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits for another member, cuts contain the
-object's state from the beginning of the method. After a recovery that method is rerun from this state, before any other method, with the
-same calls and answers.
+If a class has async methods, it runs like Ray's async actors: all methods run in the event loop and interleave only at awaits. Any other
+class runs one method at a time in a thread, so that a method may wait in `ray.get`. While such a method waits for another member, cuts
+contain the object's state from the beginning of the method. After a recovery, that method is rerun from this state, before any other
+method, and with the same calls and answers.
 
-Programs await these references, pass them to `ray.get`, or drop them, like Ray's own references.
+As with Ray's own references, programs may await these references, pass them to `ray.get`, or drop them.
 """
 
 import asyncio
@@ -32,34 +32,35 @@ if TYPE_CHECKING:
 
 
 class ActorCallError(ExternalFailureError):
-    """A call between actors of a fleet got no answer, because the fleet was rolled back or has ended."""
+    """A call between actors of a fleet got no answer, because the fleet has rolled back or has ended."""
 
 
 class RefMember(Protocol):
-    """Interface of the actor in which references are created."""
+    """Interface that references require from the actor whose methods make the calls."""
 
     loop: asyncio.AbstractEventLoop
 
     def start(self, work: Any) -> object:
-        """Run a coroutine, which is cancelled when the fleet rolls back."""
+        """Run a coroutine as a task that is cancelled when the fleet rolls back."""
 
     def opened(self, response: bytes) -> Any:
-        """Return the result of the method, or raise its error."""
+        """Decode the response to a call. Return the result of the called method, or raise its error."""
 
 
 class WaitingLife(Protocol):
-    """Interface of `ActorLife`, documented there."""
+    """Interface of `ActorLife`, whose docstrings describe the methods."""
 
     async def wait(self, references: "Sequence[FleetRef]", timeout_s: float | None) -> list[Any]: ...
 
 
 class MethodRun:
-    """A method that runs in this process.
+    """A run of a method in this process.
 
     Attributes:
-        life: life of the object that the method belongs to.
+        life: life of the object on which the method runs.
         method: name of the method.
-        error: set if a call was not made because the rerun method made a different call than before.
+        error: error of a call that was not made because the rerun method has tried to make a different call than before. None if there is
+            no such error.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
@@ -68,11 +69,11 @@ class MethodRun:
         self._held: WeakSet[FleetRef] = WeakSet()
 
     def add(self, reference: "FleetRef") -> None:
-        """Register a call made by this method."""
+        """Register the reference of a call that this method has made."""
         self._held.add(reference)
 
     def end(self) -> None:
-        """Let the member take the answers of calls that were not awaited. Raise DivergedCallError if `error` is set."""
+        """Let the member take the answers to all calls that were not awaited. Raise DivergedCallError if `error` is set."""
         for reference in list(self._held):
             reference.leave()
         if self.error is not None:
@@ -85,16 +86,18 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 class FleetRef(NotCapturable):
     """Reference to the result of a call.
 
-    The method that made the call, or one of its tasks, can await the reference once. If it is dropped, the member takes the answer.
+    The method that made the call, or one of its tasks, can await the reference once. If the reference is dropped, the member takes the
+    answer.
 
     Attributes:
-        error: reason why the call was not made.
+        error: reason why the call was not made. None if it was made.
     """
 
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
     def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
-        """Create the reference. `make` makes the call in the member's loop. `what`: description of the call for errors."""
+        """Create the reference. `make` is called in the member's loop to make the call. `what` is a description of the call for error
+        messages."""
         self.error: Exception | None = None
         self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
@@ -132,7 +135,7 @@ class FleetRef(NotCapturable):
         return self._member.opened(response)
 
     def leave(self) -> None:
-        """Let the member take the answer."""
+        """Let the member take the answer, unless it has been awaited already."""
         if self._call is not None and not self._is_awaited and not self._is_left:
             self._is_left = True
             self._member.start(_taken(self._call))
@@ -147,7 +150,7 @@ def _take(member: RefMember, call: "MemberCall") -> None:
 
 
 async def _taken(call: "MemberCall") -> None:
-    with contextlib.suppress(grpc.aio.AioRpcError):  # the fleet was rolled back: no caller waits
+    with contextlib.suppress(grpc.aio.AioRpcError):  # no caller waits if the fleet has rolled back
         await call.answer()
 
 
@@ -162,7 +165,8 @@ def is_in(loop: asyncio.AbstractEventLoop) -> bool:
 def ray_get(
     plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return a version of `ray.get` that also accepts references of members. `waits` is called with the name of the method that waits."""
+    """Return a version of `ray.get` that also accepts references to results of members' calls. `waits` is called with the name of the
+    method that waits."""
 
     def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         if isinstance(object_refs, FleetRef):
@@ -189,16 +193,16 @@ def ray_get(
 
 
 FIRST_LOOK_S = 0.005
-"""Pause between two checks, after a recovery, whether the interrupted method was called again. The caller repeats the call within
-milliseconds."""
+"""Pause in seconds between two checks, after a recovery, whether the interrupted method has been called again. The caller repeats the call
+within milliseconds."""
 
 
 class NotCapturableError(SnaplineError):
-    """A capture is impossible: a method waits, and the object's state at the beginning of the method was not saved."""
+    """The object cannot be captured now, because a method waits and the object's state at the beginning of that method was not saved."""
 
 
 class Outcome:
-    """Value or error of a method. `lines`: traceback of the error."""
+    """Return value or error of a method. `lines` is the traceback of the error."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -207,16 +211,18 @@ class Outcome:
 
 
 class ActorLife:
-    """The user's object between two recoveries. A method of an earlier life that still runs in its thread changes only a discarded object.
+    """The user's object during the time between two recoveries. If a method of an earlier life still runs in its thread, it changes only a
+    discarded object.
 
     Attributes:
         made: the user's object.
-        turn: lock that a method of a class without async methods holds while it runs.
-        is_computing: such a method is running in its thread.
-        waits_without_saved_state: a method waits for another member and would be rerun after a recovery, but `before` is unknown.
-        before: state of the object at the beginning of the method that will be rerun.
-        first: request whose method was waiting in the cut that this life begins with. The method must run first; otherwise it could make
-            different calls.
+        turn: lock that each method of a class without async methods holds while it runs.
+        is_computing: whether such a method is running in the thread, and not waiting.
+        waits_without_saved_state: whether a method waits for another member and would be rerun after a recovery, although the object's
+            state at its beginning was not saved.
+        before: state of the object at the beginning of the running method, which would be rerun after a recovery. None if it was not saved.
+        first: id of the request whose method was waiting in the cut from which this life begins. That method must run before all others,
+            since otherwise it could make different calls than before. "" if there is none.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -227,9 +233,10 @@ class ActorLife:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread.
+        """Run the function in the object's thread, and return its result.
 
-        `is_computing` is reset atomically with the caller's continuation. A cancelled caller waits for the thread.
+        `is_computing` is reset atomically with the caller's next work. If the caller is cancelled, it first waits until the function has
+        ended.
         """
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, function)
@@ -243,12 +250,12 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """Wait in `ray.get` on behalf of the method in the thread.
+        """Wait for the answers on behalf of the method that waits in `ray.get` in the thread.
 
-        The method counts as computing again in the step that takes the last answer.
+        The method counts as computing again from the step of the loop that takes the last answer.
 
         Raises:
-            Exception: the error raised by the called method; Ray's GetTimeoutError.
+            Exception: the error that a called method has raised, or Ray's GetTimeoutError.
         """
         run = RUN.get()
         self.is_computing = False
@@ -264,7 +271,7 @@ class ActorLife:
             self.is_computing, self.waits_without_saved_state = True, False
 
     def end(self) -> None:
-        """End this life; another one begins."""
+        """End this life, because a recovery begins a new one."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -273,9 +280,9 @@ class RecoverableActor:
 
     Attributes:
         life: current life of the object.
-        is_threaded: its class has no async methods.
-        begun: the ledger's `CallLedger.begun`, once the ledger exists.
-        restored: function that is called when the object was restored from a cut.
+        is_threaded: whether the object's class has no async methods, so that its methods run in a thread.
+        begun: the method `CallLedger.begun` of the member's ledger. Until the ledger exists, a function that returns an empty list.
+        restored: function that is called after the object has been restored from a cut.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
@@ -286,12 +293,12 @@ class RecoverableActor:
         self.restored: Callable[[], object] = list
         self._waiting: set[str] = (
             set()
-        )  # methods that have waited in ray.get before: the object's state is saved when they begin
+        )  # methods that have waited in ray.get before, so the object's state is saved when they begin
 
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the object's state. Raises SnaplineError if a capture is not possible now; then a later epoch is tried."""
+        """Return the object's state. Raises SnaplineError if it cannot be captured now. The object is then captured in a later epoch."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(
@@ -311,10 +318,10 @@ class RecoverableActor:
         self.restored()
 
     def on_cut(self, epoch: int) -> None:
-        """Do nothing."""
+        """Do nothing, because actors need no notification of cuts."""
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken, which requires that no method computes in a thread."""
+        """Return whether a cut may be taken. It may be taken if no method is computing in the thread."""
         return not self.life.is_computing
 
     def _image(self) -> bytes:
@@ -323,11 +330,11 @@ class RecoverableActor:
     # ---- methods ----------------------------------------------------------------------------------------------------
 
     async def run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a method and return its result. The member takes the answers of calls that the method has not awaited.
+        """Run a method and return its result. The member takes the answers to calls that the method has not awaited.
 
         Raises:
-            DivergedCallError: the method was rerun and made different calls than before.
-            Exception: the error raised by the method.
+            DivergedCallError: the method was rerun, and has made different calls than before.
+            Exception: the error that the method has raised.
         """
         run = MethodRun(self.life, method)
         METHOD.set(run)
@@ -357,18 +364,19 @@ class RecoverableActor:
                 life.before = None
 
     async def _others_first(self, life: ActorLife, run: HandlerRun | None) -> None:
-        """Wait until the interrupted method is called again, or its caller has given up."""
+        """Wait until the interrupted method has been called again, or until its caller has given up."""
         if run is not None and run.handling is not None and run.handling.id == life.first:
             life.first = ""
         while life.first and life.first in self.begun():
             await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
-        """Record that this method has waited in `ray.get`."""
+        """Record that this method waits in `ray.get`, so that in future the object's state is saved when the method begins."""
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method that a member has called. An error of the method is part of the outcome. Raises DivergedCallError."""
+        """Run a method that a member has called, and return its result or error. Raises DivergedCallError if the method was rerun and has
+        made different calls than before."""
         try:
             return Outcome(await self.run(method, args, kwargs))
         except DivergedCallError:
@@ -378,7 +386,7 @@ class RecoverableActor:
 
 
 def _fill(made: object, state: Any) -> None:
-    """Set an object's state in the same way as pickle."""
+    """Set an object's state in the same way as pickle does."""
     setstate = getattr(made, "__setstate__", None)
     if setstate is not None:
         if state is not None:

@@ -1,9 +1,9 @@
-"""Encode arguments, answers and states of actors.
+"""Encodes the arguments, answers and states of actors.
 
-Values that JSON reproduces exactly are encoded as JSON; all others are pickled as in Ray.
+Values that JSON reproduces exactly are encoded in JSON. All other values are pickled in the same way as in Ray.
 
 Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
-the current actor of that name. In JSON a handle is {"ray actor": name}.
+the actor that currently has that name. In JSON, a handle is encoded as {"ray actor": name}.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from snapline.errors import EncodingError
 
 
 class ActorNames:
-    """The actors of one fleet, in the namespace of this process's job. Each actor is looked up in Ray once."""
+    """The actors of one fleet, in the namespace of this process's Ray job. Handles that were looked up in Ray are cached."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -35,7 +35,7 @@ class ActorNames:
         """Return a handle of this actor.
 
         Raises:
-            ValueError: Ray knows no actor of this name now.
+            ValueError: there is currently no actor with this name.
         """
         handle = self._handles.get(name)
         if handle is None:
@@ -44,15 +44,16 @@ class ActorNames:
         return handle
 
     def forget(self, name: str) -> None:
-        """Forget an actor that has ended permanently, because its name may be reused later."""
+        """Remove the cached handle of an actor that could not be reached, because a new actor may get its name."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """Look up all handles again after a recovery. Handles of a former actor still map to the actor's name."""
+        """Remove all cached handles after a recovery, so that they are looked up again. Handles of former actors still map to their
+        names."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
-        """Return the actor's name in the fleet; None if it is not in the fleet."""
+        """Return the name of the handle's actor, or None if the actor does not belong to the fleet."""
         actor_id = handle._actor_id
         if actor_id not in self._known:
             for name in self._names:
@@ -60,19 +61,20 @@ class ActorNames:
         return self._known.get(actor_id)
 
     def _look(self, name: str) -> None:
-        with contextlib.suppress(ValueError):  # the actor does not exist now
+        with contextlib.suppress(ValueError):  # the actor does not currently exist
             self._known[load_ray().get_actor(name)._actor_id] = name
 
 
 PICKLE_MARK = b"\x80"
-"""First byte of a pickle; no JSON text begins with it."""
+"""First byte of a pickle. No JSON text begins with this byte."""
 
 ACTOR = "ray actor"
-"""Key of a handle in JSON. A user's dictionary with this key is pickled."""
+"""Key that marks a handle in JSON. If a user's dictionary contains this key, it is pickled."""
 
 
 class NotCapturable:
-    """Base class of objects that belong to this process and cannot be captured. The error for such an object says how to proceed."""
+    """Base class of objects that belong to this process and cannot be captured. `unkeepable` is the text of the error for such an object,
+    which explains how to proceed."""
 
     unkeepable = ""
 
@@ -80,8 +82,8 @@ class NotCapturable:
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
     """Encode a value.
 
-    `is_compared`: equal values should give equal bytes in every process. Pickles fulfil this only in part, because shared strings
-    and the order of sets depend on the process.
+    `is_compared` means that equal values should have equal encodings in every process. Pickles do not guarantee this completely, because
+    shared strings and the order of sets depend on the process.
 
     Raises:
         EncodingError: the value contains an object that cannot be saved.
@@ -97,10 +99,10 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """Return the encoded state of an actor's object, taken from `__getstate__`.
+    """Encode the state of an actor's object, which is the result of `__getstate__`.
 
     Raises:
-        EncodingError: the state cannot be saved. The message names the attribute.
+        EncodingError: the state cannot be saved. The error names the attribute.
     """
     try:
         return packed(state, names)
@@ -120,7 +122,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """Decode a value. Decoding executes code in pickles."""
+    """Decode a value. If it is pickled, decoding may execute code."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -131,9 +133,9 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly.
+    """Return whether JSON reproduces the value exactly. Handles of actors count as values that it reproduces.
 
-    It does not if an object occurs in two places, since JSON would decode two objects.
+    For example, JSON does not if the same list occurs in two places, since decoding would yield two lists.
     """
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
@@ -171,7 +173,7 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
         try:
             pickler.dump(value)
             return buffer.getvalue()
-        except (ValueError, RecursionError) as error:  # without a memo an object cannot contain itself
+        except (ValueError, RecursionError) as error:  # without a memo, cycles cannot be pickled
             if isinstance(error, EncodingError) or not is_fast:
                 raise
     raise AssertionError("the last way returns or raises")
@@ -179,7 +181,8 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
 
 @cache
 def _pickling() -> tuple[Any, Any]:
-    """Return a pickler and an unpickler class that work like Ray's but store actors by name. Ray is imported on demand."""
+    """Return a pickler class and an unpickler class that work like Ray's, except that they store actors by name. Ray is imported on
+    demand."""
     ray = load_ray()
     base: Any = import_module("ray.cloudpickle").CloudPickler
 
