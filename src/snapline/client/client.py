@@ -120,7 +120,7 @@ async def started(client: _Client) -> _Client:
 
 
 async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
-    """Check the certificate files periodically; call `renew` whenever they have changed."""
+    """Check the certificate files periodically. Call `renew` whenever they have changed."""
     generation = security.generation
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -222,7 +222,7 @@ class Client:
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
-            InputUnknownError: the input may have been accepted; repeat the send with `error.key`.
+            InputUnknownError: the input may have been accepted. Repeat the send with `error.key`.
             InputRejectedError: the input was not accepted in time.
             InputRefusedError: the input can never be accepted: the agent has no handler for it, its fields do not match its type, or its
                 key was used for another input.
@@ -242,8 +242,8 @@ class Client:
         sent.
 
         Raises:
-            InputsError: some inputs have no receipt; `error.outcomes` holds a receipt or an error for each input. If you supplied the
-                keys, it is safe to send all of them again.
+            InputsError: some inputs have no receipt. `error.outcomes` holds a receipt or an error for each input. If you supplied the keys,
+                it is safe to send all of them again.
             EncodingError, MessageTooLargeError, UsageError: a message cannot be sent, so no message was sent.
         """
         checked_inputs = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
@@ -278,7 +278,7 @@ class Client:
             reply_type: class of the answer's message. If it is None, the reply holds plain values.
 
         Raises:
-            AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored; ask again with
+            AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored. Ask again with
                 `error.key`.
             InputDeadLetteredError: the input was accepted, and became a dead letter.
             EncodingError: the answer does not match `reply_type`.
@@ -497,8 +497,8 @@ class Client:
         """Resolve an effect whose outcome is in doubt and for which its agent waits (docs/effects.md). An effect can be resolved only once.
         Requires the same roles as `retry_dead_letters`.
 
-        `result` is the value that the effect's function would have returned, as plain values. If `not_done` is set, the effect was not
-        executed; it is then called again as soon as a complete snapshot holds this resolution.
+        `result` is the value that the effect's function would have returned, as plain values. `not_done` states that the effect was not
+        executed. The effect is then called again as soon as a complete snapshot holds this resolution.
 
         Raises:
             NotFoundError, UsageError: the agent is not waiting for the effect, the effect needs no resolution, or this client has no

@@ -1,6 +1,6 @@
 """Events and commands of a client's core.
 
-The adapter, which does the I/O, assigns numbers to sends; the core assigns numbers to requests. Each LookUpAgents is answered exactly once,
+The adapter, which does the I/O, assigns numbers to sends. The core assigns numbers to requests. Each LookUpAgents is answered exactly once,
 by AgentsFound or LookupFailed. Each OfferInputs is answered by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or
 RequestFailed.
 """
@@ -144,8 +144,8 @@ class FinishAsk(Command, frozen=True, gc=False):
     """Report the outcome of an ask to the program.
 
     Attributes:
-        ending: "answered" if the answer has arrived; "buried" if the input is a dead letter; "forgotten" if the agent does not know the key
-            or has stopped; "late" if the deadline has passed. "missing", "ended" and "denied" have the same meaning as in FinishSend.
+        ending: "answered" if the answer has arrived. "buried" if the input is a dead letter. "forgotten" if the agent does not know the key
+            or has stopped. "late" if the deadline has passed. "missing", "ended" and "denied" have the same meaning as in FinishSend.
         reason: the reason as a readable sentence without a full stop.
         outcome: the outcome that the host reported, if `ending` is "answered" or "buried".
     """
@@ -160,9 +160,9 @@ class FinishSend(Command, frozen=True, gc=False):
     """Report the outcome of a send to the program.
 
     Attributes:
-        ending: "taken" if the input was accepted; "refused" or "not public" if the host will never accept it; "missing" if the agent does
-            not exist; "ended" if the fleet has ended; "denied" if this client has no permission; "unknown" if the input may have been
-            accepted; "not taken" if the input was certainly not accepted in time.
+        ending: "taken" if the input was accepted. "refused" or "not public" if the host will never accept the input. "missing" if the agent
+            does not exist. "ended" if the fleet has ended. "denied" if this client has no permission. "unknown" if the input may have been
+            accepted. "not taken" if the input was certainly not accepted in time.
         reason: the reason as a readable sentence without a full stop.
         number: sequence number of the input among all inputs of its agent.
         is_repeated: whether the host had already accepted an input with this key before this request.

@@ -60,12 +60,12 @@ ASKS_AT_ONCE = 32
 connection with asks."""
 
 ASK_ATTEMPT_NS = 10_000_000_000
-"""Longest duration of one call for an answer. The limit is meant for live hosts that no longer own the agent; keepalive detects an
+"""Longest duration of one call for an answer. The limit is meant for live hosts that no longer own the agent. Keepalive detects an
 unreachable host sooner."""
 
 
 class _Ask:
-    """An open ask. `stage` is one of `_STAGES`; `failures` is the number of consecutive failures."""
+    """An open ask. `stage` is one of `_STAGES`. `failures` is the number of consecutive failures."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -299,7 +299,7 @@ class _Request(msgspec.Struct):
 
 
 class ClientCore:
-    """The decisions of one client. All events enter through `handle`; `seed` is the seed of the random backoff."""
+    """The decisions of one client. All events enter through `handle`. `seed` is the seed of the random backoff."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0

@@ -114,7 +114,7 @@ class HostCalls:
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method; operator commands use a different
+        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method. Operator commands use a different
         method than inputs.
 
         Raises:

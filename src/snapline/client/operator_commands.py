@@ -76,8 +76,8 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the dead letter, unique among its agent's dead letters.
-        outcome: "handled" if the retry succeeded; "failed" if the retry failed, which creates a new dead letter; "dropped" if the dead
-            letter was dropped; "gone" if another client had retried or dropped it before, or a recovery had undone it; "refused" if the
+        outcome: "handled" if the retry succeeded. "failed" if the retry failed, which creates a new dead letter. "dropped" if the dead
+            letter was dropped. "gone" if another client had retried or dropped it before, or a recovery had undone it. "refused" if the
             host refused the command.
         message: the answer that the retry gave, `{"type": …, "fields": …}`, if the dead letter was an input. None if there was no answer.
     """

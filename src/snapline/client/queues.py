@@ -66,7 +66,7 @@ class AgentQueue:
 
     Attributes:
         waiting: sends that are not in a request, in order.
-        stage: stage of the queue; see the module docstring.
+        stage: stage of the queue, as listed in the module docstring.
         place: the host where the agent runs, valid in the stage "ready".
         failures: number of consecutive failures.
         reason: reason of the last failure.

@@ -1,4 +1,4 @@
-"""Serves the HTTP gateway of a fleet, for inputs to agents, answers and outputs. The gateway is only an adapter; its client makes all
+"""Serves the HTTP gateway of a fleet, for inputs to agents, answers and outputs. The gateway is only an adapter. Its client makes all
 decisions.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=

@@ -1,6 +1,6 @@
 """Messages between hosts, tools and the coordinator.
 
-`host_messages.py` holds the structs that hosts and the coordinator exchange; `status.py` and `answers.py` hold the replies to tools.
+`host_messages.py` holds the structs that hosts and the coordinator exchange. `status.py` and `answers.py` hold the replies to tools.
 Structs and fields have the same names as in `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Apart from
 `wire.py` and `client_wire.py`, only servicers use protobuf. The host core and the leader core handle the structs directly. `Plan` is the
 only exception. On the wire a plan consists of columns with indices, which are replaced by names before the host core receives the plan.

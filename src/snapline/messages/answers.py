@@ -229,8 +229,8 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
     """An agent and its location.
 
     Attributes:
-        state: "alive" if the agent runs on a host; "lost" if its host is lost and the recovery has not happened yet; "unplaced" if the
-            fleet is still forming; "left" if the agent has stopped; "unknown" if the fleet has no such agent.
+        state: "alive" if the agent runs on a host. "lost" if its host is lost and the recovery has not happened yet. "unplaced" if the
+            fleet is still forming. "left" if the agent has stopped. "unknown" if the fleet has no such agent.
         address: address at which the agent's host serves calls.
     """
 

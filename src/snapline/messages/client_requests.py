@@ -21,8 +21,8 @@ KEY_CHARACTERS_MAX = 128
 keys of its latest inputs."""
 
 ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
-"""Outcomes of an input, in this order: newly durable; already durable; to be resent later; rejected permanently; rejected because no public
-handler accepts the input."""
+"""Outcomes of an input. "accepted" means that the input is now durable, and "repeated" that it was durable already. "retry" means that it
+must be resent later. "refused" means that it is rejected permanently, and "not public" that no public handler accepts it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
@@ -60,8 +60,8 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
-"""Outcomes of an accepted input, in this order: its turn has run; it is a dead letter; its key is unknown. The fourth outcome, "retry",
-means that the client must ask again."""
+"""Outcomes of an accepted input. "replied" means that its turn has run, "buried" that it is a dead letter, and "unknown" that its key is
+unknown. The fourth outcome, "retry", means that the client must ask again."""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -95,9 +95,9 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """A question to a host about one agent, or about all agents on the host.
 
     Attributes:
-        what: "state" requests the agent's state in the newest snapshot; "live", its current state between two turns; "description", its
-            current condition. The other values concern all agents of the host and ignore `agent`. "effects" requests the effects for which
-            agents wait; "waiting", the agents with pending work; "trace", the events of the last seconds.
+        what: "state" requests the agent's state in the newest snapshot. "live" requests its current state between two turns. "description"
+            requests its current condition. All other values concern all agents of the host and ignore `agent`. "effects" requests the
+            effects for which agents wait. "waiting" requests the agents with pending work. "trace" requests the events of the last seconds.
         field: if a state is requested, the path of the only value to return. If a trace is requested, the part to return (`TraceWanted`).
     """
 

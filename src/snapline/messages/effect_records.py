@@ -12,8 +12,8 @@ EFFECTS_TOPIC = "@effects"
 """Topic of the ledger. Agents cannot emit outputs under this topic, since their own topics must not contain "@"."""
 
 INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
-"""Stages, in this order: the effect may be called as soon as this record is released; it succeeded; it failed; its turn failed later, and
-the effect remains in place without being undone."""
+"""Stages of an effect. "intent" means that the effect may be called as soon as this record is released. "done" means that it succeeded, and
+"failed" that it failed. "left" means that its turn failed later, and that the effect remains in place without being undone."""
 
 NOT_DONE = "not-done"
 """Stage in which an operator has declared that an effect in doubt was not executed. The effect may be called again as soon as this record

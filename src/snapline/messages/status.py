@@ -107,8 +107,8 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """Location and state of the store.
 
     Attributes:
-        state: "ok"; "degraded" if epochs or agents' checkpoints cannot be stored; or "" if unknown, because only the leader knows the
-            state.
+        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. It is "" if it is unknown, because only the leader
+            knows the state.
         since_ns: time in nanoseconds for which the store has been degraded.
         reason: the latest failure. "" if the store is not degraded.
         next_try_ns: time in nanoseconds until the next periodic epoch. 0 if it begins now, or if there are no periodic epochs.

@@ -145,8 +145,7 @@ class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answer to the coordinator. A repeated question (same `round` and `by`) gets the same answer, unless storing the tentative checkpoint
-    has failed in between.
+    """Answer to the coordinator. A repeated question (same `round` and `by`) is answered again.
 
     Attributes:
         by: the value of `by` in the request.

@@ -14,7 +14,7 @@ USER_ROLES = ("viewer", "operator", "admin")
 """Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
-"""Outcomes of a call in the audit log, in this order: allowed; refused; allowed, but failed."""
+"""Outcomes of a call in the audit log. "failed" means that the call was allowed but failed."""
 
 SUBJECT_CHARACTERS_MAX = 300
 """Largest length of the description of a call's subject in the audit log, in characters. Longer texts are truncated."""

@@ -447,8 +447,8 @@ class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Verdict = Literal["take", "record", "wait", "refuse"]
-"""Meanings: accept the request; record the request's epoch before accepting it; wait for the request's plan; refuse the request. The order
-of the values is the same."""
+"""Decision about a request. "take" means to accept it. "record" means that the request's epoch must be recorded before the request is
+accepted. "wait" means to wait for the request's plan. "refuse" means to refuse the request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(CallStamp).decode

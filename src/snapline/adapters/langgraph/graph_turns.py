@@ -222,7 +222,7 @@ def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any)
     """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`). A rerun turn does not repeat a call that
     has ended.
 
-    If the graph is not being run by a turn, as in a test of the graph alone, the function is called directly.
+    If no turn runs the graph, as in a test of the graph alone, the function is called directly.
     """
     return function(*args) if _running.get() is None else graph_turn().step(name, function, *args, **options)
 

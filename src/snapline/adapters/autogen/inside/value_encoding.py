@@ -15,8 +15,8 @@ from autogen_core import JSON_DATA_CONTENT_TYPE, BaseAgent
 from autogen_core._serialization import SerializationRegistry
 
 JSON_FORM, MESSAGE_FORM, PICKLE_FORM = "json", "message", "pickle"
-"""Encodings, in this order: for plain values; for messages that AutoGen's serializer for their type can reproduce; for all other
-objects."""
+"""Names of the encodings. "json" is for plain values, "message" for messages that AutoGen's serializer for their type can reproduce, and
+"pickle" for all other objects."""
 
 EncodedValue = dict[str, str]
 """A dictionary with the keys `form` and `body`, and for a message also `type`."""
