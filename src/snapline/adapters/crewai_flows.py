@@ -1,8 +1,8 @@
 """Stores CrewAI flow states in snapline's store (docs/session-stores.md).
 
 Each flow has a record `state`, and while the flow waits for a person also a record `pending`. The records have one field for each key of
-the flow's state. A field that a method has not changed takes up only a reference. Pydantic converts values to JSON. When they are loaded,
-they are plain JSON values.
+the flow's state. A field that a method has not changed is stored as a mere reference. Pydantic converts values to JSON. When they are
+loaded, they are plain JSON values.
 """
 
 try:

@@ -1,7 +1,7 @@
 """Stores LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
 
-A context is stored as a record with the fields of `Context.to_dict`. A field that has not changed takes up only a reference. LlamaIndex's
-own serializer converts values to text and back.
+A context is stored as a record with the fields of `Context.to_dict`. A field that has not changed is stored as a mere reference.
+LlamaIndex's own serializer converts values to text and back.
 """
 
 try:

@@ -1,8 +1,8 @@
 """Stores workflow checkpoints of Microsoft Agent Framework in snapline's store (docs/session-stores.md).
 
 A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`, in which each key of `state` is a separate field. A field that a
-superstep has not changed takes up only a reference. The framework's own encoding converts values to JSON, pickles values that JSON cannot
-represent, and loads only allowed types from pickles. The framework's security advice applies to this storage, too.
+superstep has not changed is stored as a mere reference. The framework's own encoding converts values to JSON, pickles values that JSON
+cannot represent, and loads only allowed types from pickles. The framework's security advice applies to this storage, too.
 """
 
 try:

@@ -3,8 +3,8 @@
     path (kind, owner)      name: a number, ascending       one record of a list
     path (kind, owner)      name: any name                  a record of fields: small fields inline, each other field a referenced object
 
-If a field has not changed since the previous record, or if another record contains the same field, it takes up only a reference. The
-adapter encodes the fields, and this module treats the bytes as opaque.
+If a field has not changed since the previous record, or if another record contains the same field, the field is stored as a mere reference.
+The adapter encodes the fields, and this module treats the bytes as opaque.
 
 Every change is atomic, and is durable when the method returns. Several threads may share the object, but only one process at a time can
 have a stream open. Coroutines use `in_thread` to run the blocking disk operations.

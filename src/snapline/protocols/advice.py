@@ -57,8 +57,8 @@ from snapline.protocols.policy import COST_MIN_S, INTERVAL_MIN_S, daly
 HOUR_S = 3600.0
 
 SIMPLEST_FIRST = PROTOCOLS
-"""All protocols, from the simplest to the most complex. Coordinated protocols come first, since they recover from a single known epoch. The
-order of the rest is that of docs/protocols.md."""
+"""All protocols, from the simplest to the most complex. Coordinated protocols come first, since they recover from a single known epoch. All
+other protocols are in the order of docs/protocols.md."""
 
 TAIL = 0.025
 """Probability of each of the two tails outside the confidence limits."""

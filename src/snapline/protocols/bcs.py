@@ -2,12 +2,12 @@
 
 Theory of operation
 -------------------
-Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint is
-that of the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's forces a
-checkpoint before the turn that handles the message. So no message that is sent after a checkpoint with index k is received before one with
-index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such checkpoint.
-Together they form a consistent cut, so no checkpoint is useless (G6). The last checkpoints with an index <= k, in contrast, do not form a
-consistent cut.
+Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint
+equals the index in the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's
+forces a checkpoint before the turn that handles the message. So no message that is sent after a checkpoint with index k is received before
+one with index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such
+checkpoint. Together they form a consistent cut, so no checkpoint is useless (G6). The last checkpoints with an index <= k, in contrast, do
+not form a consistent cut.
 
 The index is a Lamport clock whose events are checkpoints. The protocol needs neither FIFO channels nor a fixed set of agents. It does not
 track Z-paths with vectors, so RDT does not hold. No scalar clock can ensure RDT.

@@ -19,9 +19,9 @@ the time expires before a message has been consumed, a checkpoint is due after t
 The jitter prevents agents that start at the same time from always taking checkpoints at the same time. It is a hash of the agent, the
 checkpoint's number and the seed. So it varies between agents and between checkpoints, but is the same in a replay.
 
-The mean time between failures is that of the whole fleet, since any failure may roll this agent back. If it is not declared, it is
-estimated as (observation time + one hour) / (failures + 1), as if one failure had occurred in one hour before the observation. This
-corresponds to the mean of a gamma posterior for the failure rate, with a prior equivalent to one failure in one hour of observation.
+The mean time between failures refers to the whole fleet, since any failure may roll this agent back. If it is not declared, it is estimated
+as (observation time + one hour) / (failures + 1), as if one failure had occurred in one hour before the observation. This corresponds to
+the mean of a gamma posterior for the failure rate, with a prior equivalent to one failure in one hour of observation.
 
 The caller's duties:
 

@@ -11,7 +11,8 @@ the stream receives no more than one flow-control window. The streams of hosts a
 message is small (`FIRST_BYTES_MAX`), and each caller has at most one stream whose first message has not arrived (`RpcGuard.first_message`).
 
 The total size of unread responses is bounded for each caller (`ResponseLimits`), since gRPC keeps every response until its caller has room
-for it. If a caller never reads, each of its calls takes up memory while the connection is open: 16 KB (measured), plus the response.
+for it. If a caller never reads, each of its calls uses memory while the connection is open. The amount is 16 KB (measured) plus the size of
+the response.
 
 A user may send a token together with a certificate of the role `bearer`, which has no permissions of its own. The certificate is needed
 because gRPC's server in Python requires one either from all clients or from none. If a token is sent, only the token identifies the caller,

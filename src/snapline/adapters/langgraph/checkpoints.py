@@ -5,9 +5,9 @@
 
 Values
 ------
-A value or item that was saved before takes up only a reference. The problem: LangGraph passes the complete value of a channel whenever any
-part of the value has changed. In most cases, the value is a list that has grown by one item, and that item has just been saved as the write
-of the node that created it.
+A value or item that was saved before is stored as a mere reference. The problem: LangGraph passes the complete value of a channel whenever
+any part of the value has changed. In most cases, the value is a list that has grown by one item, and that item has just been saved as the
+write of the node that created it.
 
 So each item of a list is saved as a separate object, and small items are saved in groups of 64. A dict is saved as a list of alternating
 keys and values. The list itself is stored as a *list record*. A list record contains either the digests of all items, or a reference to

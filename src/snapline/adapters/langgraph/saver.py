@@ -1,4 +1,4 @@
-"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed take up only a reference.
+"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed are stored as mere references.
 
 A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph lists in
 `new_versions`. All other values have not changed since the previous checkpoint. Checkpoints and pending writes are entries of one object
@@ -288,7 +288,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread. The copy takes up only references."""
+        """Copy all checkpoints and writes of a thread. The copy consists only of references to the stored objects."""
         for _ in range(_STALE_MAX):
             change = self._objects.change()
             for path in self._objects.paths(str(source_thread_id)):

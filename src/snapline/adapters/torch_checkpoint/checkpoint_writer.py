@@ -15,8 +15,8 @@ another process removes the incomplete data. A new epoch number is higher than a
 A rank writes packs of chunks, just as a host does for its agents. Each tensor or value is a part. The chunks of a part are deduplicated
 against the base epoch. First they are compared by hash with the chunks that this process last saved at the same place of the same item.
 Then they are compared by digest with all chunks of the base epoch, including those of other ranks. So data that has not changed, or has
-only moved, takes up only a reference. Items are requested one by one, and written 32 MiB at a time. If a tensor is on another device, host
-memory holds only 32 MiB in addition to the tensor itself.
+only moved, is stored as a mere reference. Items are requested one by one, and written 32 MiB at a time. If a tensor is on another device,
+host memory holds only 32 MiB in addition to the tensor itself.
 
 **Only one job at a time** may save into a store. On a file system, the coordinating rank holds a lock while it saves, and a second job is
 rejected. An object store has no lock. If two jobs save into it, their checkpoints are interleaved, or one of two saves fails when it
